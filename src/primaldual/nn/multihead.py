@@ -1,0 +1,281 @@
+"""Multi-head attention with any mechanism, in place of torch's."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from ..ops import CausalFormError, attention
+from ..primal import Primal, as_primal
+from . import pooled
+from .projection import ConvProjection, DepthwiseConv
+
+
+class MultiheadAttention(nn.Module):
+    """`torch.nn.MultiheadAttention` with the attention that is dual to a primal layer.
+
+    Constructor, `forward`, return values, defaults and parameter names are torch's, so a torch state dict loads into
+    every mechanism that learns nothing of its own. Two things differ from torch: a query that sees no key gets zeros
+    (torch: NaN), and `is_causal=True` needs no mask beside it.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as
+            torch. `add_bias_kv` and `add_zero_attn` exist for softmax attention alone.
+        mechanism: a name of `primaldual.mechanisms()`, or a `Primal`. Its `bias` adds a learned vector per head
+            (`mechanism_bias`), its `residual` the query input to the output. What it learns is in `learned`.
+        projection: "linear" as torch; "shared", one W^proj for queries and keys (Eqn. dual-model-res before it is
+            relaxed; values have their own); or a `ConvProjection`.
+        impl: the executor, as in `primaldual.attention`.
+
+    >>> layer = MultiheadAttention(64, 8, batch_first=True, mechanism="bn+sh")
+    >>> x = torch.randn(2, 100, 64)
+    >>> output, weights = layer(x, x, x)
+    >>> output.shape, weights.shape
+    (torch.Size([2, 100, 64]), torch.Size([2, 100, 100]))
+    """
+
+    in_proj_weight: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+    bias_k: nn.Parameter | None
+    bias_v: nn.Parameter | None
+    mechanism_bias: nn.Parameter | None
+    convolutions: nn.ModuleDict | None
+
+    # torch's encoder puts its own fused softmax in the place of an attention for which this is True
+    _qkv_same_embed_dim = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        mechanism: str | Primal = "softmax",
+        projection: Literal["linear", "shared"] | ConvProjection = "linear",
+        impl: str = "auto",
+    ) -> None:
+        super().__init__()
+        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim must be a positive multiple of num_heads, got embed_dim={embed_dim}, num_heads={num_heads}"
+            )
+        self.primal = as_primal(mechanism)
+        self.primal.training_set.head_scales(num_heads)  # raises when scales and heads disagree
+        is_softmax = self.primal == Primal(bias=self.primal.bias, residual=self.primal.residual)
+        if (add_bias_kv or add_zero_attn) and not is_softmax:
+            raise ValueError(f"add_bias_kv and add_zero_attn exist for softmax attention, not for {self.primal!r}")
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        self.dropout, self.batch_first, self.add_zero_attn, self.impl = dropout, batch_first, add_zero_attn, impl
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._make_projections(projection, bias, made)
+        for name in ("bias_k", "bias_v"):
+            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **made)) if add_bias_kv else None
+            self.register_parameter(name, extra)
+        learned = self.primal.learned(num_heads, self.head_dim)
+        self.learned = nn.ParameterDict({name: nn.Parameter(x.to(**made)) for name, x in learned.items()})
+        fixed = self.primal.features.state(self.head_dim)
+        for name, x in fixed.items():
+            self.register_buffer(f"feature_{name}", x.to(device=device, dtype=dtype or torch.get_default_dtype()))
+        b = nn.Parameter(torch.zeros(num_heads, self.head_dim, **made)) if self.primal.bias else None
+        self.register_parameter("mechanism_bias", b)
+        self._reset_parameters()
+
+    def _make_projections(self, projection: str | ConvProjection, bias: bool, made: dict[str, Any]) -> None:
+        E, same = self.embed_dim, self.kdim == self.vdim == self.embed_dim
+        self.shared = projection == "shared"
+        if self.shared and not same:
+            raise ValueError(
+                f"projection='shared' needs kdim and vdim equal to embed_dim={E}, got {self.kdim}, {self.vdim}"
+            )
+        if not isinstance(projection, ConvProjection) and projection not in ("linear", "shared"):
+            raise ValueError(f"projection must be 'linear', 'shared' or a ConvProjection, got {projection!r}")
+        rows = (2 if self.shared else 3) * E
+        sizes: dict[str, tuple[int, ...] | None] = {"in_proj_weight": (rows, E) if same else None}
+        sizes |= {"q_proj_weight": None if same else (E, E)}
+        sizes |= {"k_proj_weight": None if same else (E, self.kdim), "v_proj_weight": None if same else (E, self.vdim)}
+        sizes |= {"in_proj_bias": (rows,) if bias else None}
+        for name, size in sizes.items():
+            self.register_parameter(name, None if size is None else nn.Parameter(torch.empty(size, **made)))
+        self.out_proj = nn.Linear(E, E, bias=bias, **made)
+        self.convolutions = None
+        if isinstance(projection, ConvProjection):
+            self.convolutions = nn.ModuleDict(
+                {n: DepthwiseConv(c, projection, **made) for n, c in (("q", E), ("k", self.kdim), ("v", self.vdim))}
+            )
+
+    def _reset_parameters(self) -> None:
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+        for extra in (self.bias_k, self.bias_v):
+            if extra is not None:
+                nn.init.xavier_normal_(extra)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As torch: query [L, N, E] ([N, L, E] with batch_first, [L, E] unbatched), key and value likewise.
+
+        Args:
+            query, key, value: inputs, before the projections.
+            key_padding_mask: [N, S]; True or −inf hides, other floats are added to the scores.
+            need_weights: also return the weights, which takes the dense path.
+            attn_mask: [L, S] or [N·heads, L, S].
+            average_attn_weights: [N, L, S] instead of [N, heads, L, S].
+            is_causal: query i sees keys up to i; no mask is needed.
+        """
+        if query.is_nested:
+            return self._nested(query, key, value, is_causal), None
+        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
+            raise ValueError(
+                "query, key and value must all be 3-D (batched) or all 2-D (unbatched), got "
+                f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+            )
+        x = self._batch_first(query)  # what was one tensor stays one: self-attention is recognised by it
+        of_key = x if key is query else self._batch_first(key)
+        value = of_key if value is key else self._batch_first(value)
+        key = of_key
+        if query.dim() == 2 and key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.unsqueeze(0)
+        attn_mask = self._four_d(attn_mask, x, key)
+        heads, weights = self._attend(x, key, value, key_padding_mask, need_weights, attn_mask, is_causal)
+        if self.mechanism_bias is not None:
+            heads = heads + self.mechanism_bias[:, None]
+        output = self.out_proj(heads.transpose(1, 2).flatten(2))
+        if self.primal.residual:
+            output = output + x
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if query.dim() == 2:
+            return output.squeeze(0), None if weights is None else weights.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _attend(
+        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, need_weights: bool, mask: Tensor | None,
+        is_causal: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Head outputs [N, heads, L, head_dim], and the weights where they are asked for."""
+        p = self.dropout if self.training else 0.0
+        parameters = dict(self.learned.items()) | {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
+        if pooled.applies(self, need_weights, mask, is_causal):
+            return pooled.attend(self, x, key, value, padding, p, parameters), None
+        q, k, v = self._project(x, key, value, padding, is_causal)
+        k, v, padding, mask, is_causal = self._append(k, v, padding, mask, is_causal, x.shape[1])
+        result = attention(
+            self.split(q), self.split(k), self.split(v), self._without_residual,
+            key_padding_mask=padding, query_padding_mask=padding if x is key else None, attn_mask=mask,
+            is_causal=is_causal, dropout_p=p, parameters=parameters, impl=self.impl, need_weights=need_weights,
+        )  # fmt: skip
+        return result if isinstance(result, tuple) else (result, None)
+
+    @property
+    def _without_residual(self) -> Primal:
+        p = self.primal
+        return Primal(p.features, p.normalizer, p.inputs, p.training_set) if p.residual else p
+
+    def split(self, x: Tensor) -> Tensor:
+        """[N, L, heads·dim] to [N, heads, L, dim]."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def weights_of(self, part: Literal["q", "k", "v"]) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a projection."""
+        row = {"q": 0, "k": 0 if self.shared else 1, "v": 1 if self.shared else 2}[part] * self.embed_dim
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[row : row + self.embed_dim]
+        if self.in_proj_weight is not None:
+            return self.in_proj_weight[row : row + self.embed_dim], bias
+        return getattr(self, f"{part}_proj_weight"), bias
+
+    def _project(
+        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.convolutions is None:
+            if x is key and key is value and self.in_proj_weight is not None and not self.shared:
+                q, k, v = linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+                return q, k, v
+        else:
+            if is_causal:
+                raise CausalFormError("is_causal=True: a ConvProjection lets a token depend on later ones")
+            if padding is not None:  # padded tokens are zero before a convolution
+                hidden = (padding if padding.dtype == torch.bool else padding == -torch.inf).unsqueeze(-1)
+                x = x.masked_fill(hidden, 0.0) if x is key else x
+                key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
+            x, key, value = (self.convolutions[n](t) for n, t in (("q", x), ("k", key), ("v", value)))
+        return (
+            linear(x, *self.weights_of("q")),
+            linear(key, *self.weights_of("k")),
+            linear(value, *self.weights_of("v")),
+        )
+
+    def _append(
+        self, k: Tensor, v: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool, queries: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool]:
+        """Softmax attention's extra keys: the learned one and the zero one, which no mask hides."""
+        extra = (self.bias_k is not None) + self.add_zero_attn
+        if not extra:
+            return k, v, padding, mask, is_causal
+        if is_causal:
+            mask = torch.ones(queries, k.shape[1], dtype=torch.bool, device=k.device).triu(1)[None, None]
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (
+                torch.cat([t, b.to(t.dtype).expand(t.shape[0], 1, -1)], 1)
+                for t, b in ((k, self.bias_k), (v, self.bias_v))
+            )
+        if self.add_zero_attn:
+            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+        padding, mask = (None if m is None else pad(m, (0, extra)) for m in (padding, mask))
+        return k, v, padding, mask, False
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            return x.unsqueeze(0)
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _four_d(self, mask: Tensor | None, x: Tensor, key: Tensor) -> Tensor | None:
+        """torch's [N·heads, L, S] as [N, heads, L, S]."""
+        if mask is None or mask.dim() == 2:
+            return mask
+        N, L, S = x.shape[0], x.shape[1], key.shape[1]
+        if mask.shape != (N * self.num_heads, L, S):
+            raise ValueError(
+                f"attn_mask must be [queries, keys] = {[L, S]} or [batch·heads, queries, keys] = "
+                f"{[N * self.num_heads, L, S]}, got {list(mask.shape)}"
+            )
+        return mask.unflatten(0, (N, self.num_heads))
+
+    def _nested(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+        """torch's encoder may hand over a nested tensor instead of a padded one and a mask (self-attention only)."""
+        if not (query is key and key is value):
+            raise ValueError("nested tensors are taken in self-attention only; pad them and give key_padding_mask")
+        lengths = [part.shape[0] for part in query.unbind()]
+        x = torch.nested.to_padded_tensor(query, 0.0)
+        hidden = torch.arange(x.shape[1], device=x.device) >= torch.tensor(lengths, device=x.device)[:, None]
+        x = x if self.batch_first else x.transpose(0, 1)
+        output, _ = self(x, x, x, key_padding_mask=hidden, need_weights=False, is_causal=is_causal)
+        output = output if self.batch_first else output.transpose(0, 1)
+        return torch.nested.as_nested_tensor([row[:n] for row, n in zip(output, lengths, strict=True)])

@@ -1,0 +1,87 @@
+"""The public functions: `attention`, and `plan` for what it would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ..primal import Primal, as_primal
+from .plan import EXECUTORS, Plan, choose
+from .problem import state
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    primal: Primal | str,
+    *,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    parameters: Mapping[str, Tensor] | None = None,
+    impl: str = "auto",
+    need_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The attention that is dual to `primal`: out_i = Σ_{j∈S} κ(Tq_i, Tk_j) v_j / h(Tq_i).
+
+    Boolean masks hide where True. A float mask is added to log κ, and hides where it is −inf. A query that sees no
+    key gets zeros. `bias` of the primal is the layer's to add.
+
+    Args:
+        q: queries [batch, heads, length, head_dim].
+        k: keys [batch, heads, keys, head_dim]; their number may differ from that of the queries.
+        v: values [batch, heads, keys, value_dim].
+        primal: the primal layer, or a mechanism's name.
+        key_padding_mask: [batch, keys].
+        query_padding_mask: [batch, length]; matters to convolutions alone.
+        attn_mask: [length, keys] or [batch or 1, heads or 1, length, keys]. What it hides from a query takes no part
+            in that query's statistics either. Heads pooled by more than 1 refuse it.
+        is_causal: query i sees keys up to i (top-left aligned); a mask beside it is taken as a hint and ignored.
+        dropout_p: on the weights; for finite features, which have none, on the output.
+        parameters: what is learned, by name (`primal.learned(heads, head_dim)`); absent ones have their initial value.
+        impl: "auto", or the executor to use: "reference", "sdpa", "linear", "block_sparse". One that cannot raises.
+        need_weights: also return [batch, heads, length, keys]; a pooled key's weight is shared by its tokens.
+
+    Returns:
+        The output [batch, heads, length, value_dim], or (output, weights).
+
+    >>> import torch
+    >>> q = k = v = torch.randn(1, 8, 100, 16)
+    >>> attention(q, k, v, "bn+sh").shape
+    torch.Size([1, 8, 100, 16])
+    """
+    problem = state(
+        q, k, v, as_primal(primal),
+        key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, attn_mask=attn_mask,
+        is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
+    )  # fmt: skip
+    output, weights = EXECUTORS[choose(problem, impl).impl].run(problem)
+    return output if weights is None else (output, weights)
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    primal: Primal | str,
+    *,
+    key_padding_mask: Tensor | None = None,
+    query_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    parameters: Mapping[str, Tensor] | None = None,
+    impl: str = "auto",
+    need_weights: bool = False,
+) -> Plan:
+    """What `attention` would do with the same arguments: the executor, why, and why not the others."""
+    problem = state(
+        q, k, v, as_primal(primal),
+        key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, attn_mask=attn_mask,
+        is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
+    )  # fmt: skip
+    return choose(problem, impl)

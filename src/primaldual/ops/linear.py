@@ -1,0 +1,127 @@
+"""Re-associated attention for a finite Φ: O(N), and causal in chunks.
+
+    out_i = Φ(Tq_i)ᵀ (Σ_j Φ(Tk_j) v_jᵀ) / h(Tq_i)
+
+Causal: query i, at place t of window w, sums over the windows before w and the running mean of its own. The windows
+before come as the state of all earlier chunks and a small dense product inside its own chunk.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, pad
+
+from ..dual import Reassociate
+from ..primal import Moments
+from .pooling import causal_pool, fit_length, pool
+from .problem import Problem
+from .statistics import moments
+
+CHUNK = 64
+"""Windows per chunk of the causal form."""
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why this executor cannot compute the problem; None when it can."""
+    if reason := Reassociate.refusal(problem.primal):
+        return reason
+    if problem.attn_hidden is not None:
+        return "an attn_mask gives every query its own keys, so the sum does not re-associate"
+    if problem.need_weights:
+        return "the re-associated form has no weights"
+    return None
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, H, L, Dv]; no weights."""
+    return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
+
+
+def _attend(p: Problem) -> Tensor:
+    points = pool(p)
+    q, keys = p.q, points.keys
+    for map_ in p.primal.point_maps:
+        found = moments(map_, keys, points.seen)
+        q, keys = map_.apply(q, found, p.parameters), map_.apply(keys, found, p.parameters)
+    phi_k = _weigh(p.primal.features.map(keys, p.parameters), points.seen, points.bias)
+    total, kernel_sum = Reassociate.expand(p.primal.features.map(q, p.parameters), phi_k, points.values)
+    sees = None if points.seen is None else points.seen.any(-1)[:, :, None, None]
+    return _finish(p, q, total, kernel_sum, sees)
+
+
+def _causal(p: Problem) -> Tensor:
+    points = causal_pool(p)
+    prefix, windows, scale = points.prefix.keys.shape[2], points.keys.shape[2], p.scale
+    none = Moments(None, None)
+    first_k, running_k, q = points.prefix.keys, points.keys, p.q
+    for map_ in p.primal.point_maps:  # causal maps need no statistics here
+        q, first_k, running_k = (map_.apply(x, none, p.parameters) for x in (q, first_k, running_k))
+
+    def features(x: Tensor) -> Tensor:
+        return p.primal.features.map(x, p.parameters)
+
+    phi_q = features(q)
+    rest = fit_length(phi_q[:, :, prefix:], windows * scale).unflatten(2, (windows, scale))
+    phi_running = _weigh(features(running_k), points.seen, points.bias)
+    phi_first = _weigh(features(first_k), points.prefix.seen, points.prefix.bias)
+    # one more value, 1, makes the kernel sum come out beside the sum
+    values, first_values = _with_one(points.values), _with_one(points.prefix.values)
+    start = phi_first.transpose(-1, -2) @ first_values
+    sums = _chunked(rest, phi_running, values, start).flatten(2, 3)[:, :, : q.shape[2] - prefix]
+    if prefix:
+        alone = _chunked(
+            phi_q[:, :, :prefix].unsqueeze(3),
+            phi_first.unsqueeze(3),
+            first_values.unsqueeze(3),
+            torch.zeros_like(start),
+        )
+        sums = torch.cat([alone.flatten(2, 3), sums], dim=2)
+    sees = None
+    if points.seen is not None:
+        shown = points.seen.flatten(2, 3)
+        if prefix:
+            assert points.prefix.seen is not None
+            shown = torch.cat([points.prefix.seen, shown], dim=2)
+        sees = (shown.cumsum(2) > 0)[:, :, : q.shape[2], None]
+    return _finish(p, q, sums[..., :-1], sums[..., -1:], sees)
+
+
+def _chunked(phi_q: Tensor, phi_k: Tensor, values: Tensor, start: Tensor) -> Tensor:
+    """Σ over earlier windows plus the running one: [B, H, W, s, F], same, [B, H, W, s, C], [B, H, F, C]."""
+    windows = phi_q.shape[2]
+    own = (phi_q * phi_k).sum(-1, keepdim=True) * values
+    short = -windows % CHUNK
+
+    def chunks(x: Tensor) -> Tensor:  # [B, H, W, s, C] to [B, H, n, CHUNK, s, C]
+        return pad(x, (0, 0, 0, 0, 0, short)).unflatten(2, ((windows + short) // CHUNK, CHUNK))
+
+    q, k, v = (
+        chunks(phi_q).flatten(3, 4),
+        chunks(phi_k[:, :, :, -1:]).flatten(3, 4),
+        chunks(values[:, :, :, -1:]).flatten(3, 4),
+    )
+    states = k.transpose(-1, -2) @ v  # [B, H, n, F, C]
+    before = torch.cat([start.unsqueeze(2), states[:, :, :-1]], dim=2).cumsum(2)
+    w = torch.arange(CHUNK, device=q.device)
+    earlier = (w < w.repeat_interleave(phi_q.shape[3])[:, None]).to(q.dtype)
+    inside = (q @ k.transpose(-1, -2) * earlier) @ v
+    return (q @ before + inside).flatten(2, 3)[:, :, : windows * phi_q.shape[3]].unflatten(2, phi_q.shape[2:4]) + own
+
+
+def _weigh(phi: Tensor, seen: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Φ(k_j) times exp(bias_j), and zero where the point does not exist."""
+    if bias is not None:
+        phi = phi * bias.to(phi.dtype).exp().unsqueeze(-1)
+    return phi if seen is None else phi.where(seen.unsqueeze(-1), 0.0)
+
+
+def _with_one(values: Tensor) -> Tensor:
+    return pad(values, (0, 1), value=1.0)
+
+
+def _finish(p: Problem, q: Tensor, total: Tensor, kernel_sum: Tensor, sees: Tensor | None) -> Tensor:
+    h = p.primal.normalizer.h(q, kernel_sum)
+    if sees is not None:
+        h = torch.where(sees, h, 1.0)
+    return dropout(total / h, p.dropout_p)

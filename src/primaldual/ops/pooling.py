@@ -1,0 +1,152 @@
+"""From tokens to the points of a head, without the dense membership matrix of the definition.
+
+Tokens are laid out by window, [windows, places], so that pooling is a reduction over the places. The causal form
+keeps every running mean of a window: the last of them is the mean of the complete window.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..dual.rewrites import pooling_of
+from ..primal import Pooled, Sparse, TrainingSet
+from ..primal.features import Parameters
+from ..primal.inputs import grid_of
+from .problem import Problem
+
+
+class Pool(NamedTuple):
+    """The points of a group of heads, the same for every query."""
+
+    keys: Tensor  # [B, H, W, D]
+    values: Tensor  # [B, H, W, Dv]
+    seen: Tensor | None  # bool [B, H or 1, W]; None when all are
+    bias: Tensor | None  # [B, H, W]
+
+
+class CausalPool(NamedTuple):
+    """The running means of every window, for as many tokens as there are queries; unpooled tokens come first."""
+
+    prefix: Pool  # the first tokens, P of them
+    keys: Tensor  # [B, H, W, s, D]: the mean of window w up to its place t
+    values: Tensor  # [B, H, W, s, Dv]
+    seen: Tensor | None  # bool [B, 1, W, s]
+    bias: Tensor | None  # [B, H, W, s]
+
+
+def pool(p: Problem) -> Pool:
+    """The points that every query of the group sees."""
+    if p.scale == 1 and _keeps_tokens(p.primal.training_set):
+        return Pool(p.k, p.v, None if p.key_hidden is None else ~p.key_hidden, p.key_bias)
+    values = p.v if p.key_bias is None else torch.cat([p.v, _bias_value(p)], dim=-1)
+    seen = None if p.key_hidden is None else ~p.key_hidden
+    pooled = pooling_of(p.primal.training_set)
+    if pooled is None or pooled.how == "kmeans":
+        everything = torch.ones(1, 1, p.k.shape[2], dtype=torch.bool, device=p.k.device) if seen is None else seen
+        points = p.primal.training_set.reduce(p.k, values, everything.unsqueeze(2), p.scale, p.parameters)
+        keys, values, seen = points.keys.squeeze(2), points.values.squeeze(2), points.seen.squeeze(2)
+    else:
+        keys, _ = pool_tokens(p.k, seen, pooled, p.scale, p.parameters)
+        values, seen = pool_tokens(values, seen, pooled, p.scale, p.parameters)
+    if p.key_bias is None:
+        return Pool(keys, values, seen, None)
+    return Pool(keys, values[..., :-1], seen, values[..., -1])
+
+
+def pool_tokens(
+    x: Tensor, seen: Tensor | None, pooled: Pooled, scale: int, parameters: Parameters
+) -> tuple[Tensor, Tensor | None]:
+    """Pool [B, H, S, C] to [B, H, W, C] by windows; hidden tokens are zero on entry. Also which points exist."""
+    if scale == 1:
+        return x, seen
+    prefix, tokens = min(pooled.prefix, x.shape[2]), x.shape[2]
+    grid = None if pooled.grid is None else grid_of("Pooled", tokens, pooled.grid, pooled.prefix)
+    windows, whole = _lay_out(x[:, :, prefix:], scale, grid)
+    if seen is None and whole:
+        valid = count = None
+    else:
+        tokens_seen = x.new_ones(1, 1, tokens, dtype=torch.bool) if seen is None else seen
+        valid, _ = _lay_out(tokens_seen[:, :, prefix:].unsqueeze(-1), scale, grid)  # [B, 1, W, s, 1]
+        count = valid.sum(3).clamp(min=1).to(x.dtype)
+    points = _reduce(windows, valid, count, pooled.how, parameters.get(f"pool_kernel_{scale}"))
+    if prefix:
+        points = torch.cat([x[:, :, :prefix], points], dim=2)
+    if seen is None or valid is None:
+        return points, seen
+    exists = valid.any(3).squeeze(-1)
+    return points, torch.cat([seen[:, :, :prefix], exists], dim=2) if prefix else exists
+
+
+def causal_pool(p: Problem) -> CausalPool:
+    """The causal form: what every query sees of the windows before its own, and of its own."""
+    pooled = pooling_of(p.primal.training_set)
+    queries = p.q.shape[2]
+    prefix = min(pooled.prefix, queries) if pooled is not None and p.scale > 1 else 0
+    values = p.v if p.key_bias is None else torch.cat([p.v, _bias_value(p)], dim=-1)
+    keys, values = (fit_length(x, queries) for x in (p.k, values))  # later tokens are never seen
+    seen = None
+    if p.key_hidden is not None or p.k.shape[2] < queries or (queries - prefix) % p.scale:
+        seen = p.k.new_ones(1, 1, p.k.shape[2], dtype=torch.bool) if p.key_hidden is None else ~p.key_hidden
+        seen = fit_length(seen.unsqueeze(-1), queries).squeeze(-1)
+
+    def split_bias(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return (x, None) if p.key_bias is None else (x[..., :-1], x[..., -1])
+
+    first_values, first_bias = split_bias(values[:, :, :prefix])
+    first = Pool(keys[:, :, :prefix], first_values, None if seen is None else seen[:, :, :prefix], first_bias)
+    k, v = (_lay_out(x[:, :, prefix:], p.scale, None)[0] for x in (keys, values))
+    if seen is None:
+        count = torch.arange(1, p.scale + 1, device=k.device, dtype=k.dtype)[:, None]
+        running = None
+    else:
+        count = _lay_out(seen[:, :, prefix:].unsqueeze(-1), p.scale, None)[0].cumsum(3).to(k.dtype)  # [B, 1, W, s, 1]
+        running = (count > 0).squeeze(-1)
+        count = count.clamp(min=1)
+    if p.scale > 1:
+        k, v = k.cumsum(3) / count, v.cumsum(3) / count
+    v, bias = split_bias(v)
+    return CausalPool(first, k, v, running, bias)
+
+
+def fit_length(x: Tensor, length: int) -> Tensor:
+    """Cut or zero-pad dimension 2."""
+    return x[:, :, :length] if x.shape[2] >= length else pad(x, (0, 0, 0, length - x.shape[2]))
+
+
+def _keeps_tokens(training_set: TrainingSet) -> bool:
+    """Whether heads of scale 1 are fitted to the tokens themselves."""
+    return pooling_of(training_set) is not None or type(training_set).reduce in (TrainingSet.reduce, Sparse.reduce)
+
+
+def _bias_value(p: Problem) -> Tensor:
+    assert p.key_bias is not None
+    return p.key_bias.to(p.v.dtype).unsqueeze(-1).expand(-1, p.v.shape[1], -1, -1)
+
+
+def _lay_out(x: Tensor, scale: int, grid: tuple[int, int] | None) -> tuple[Tensor, bool]:
+    """[B, H, N, C] to [B, H, windows, places, C], zero-padded; and whether nothing had to be padded."""
+    if grid is None:
+        short = -x.shape[2] % scale
+        x = pad(x, (0, 0, 0, short)) if short else x
+        return x.unflatten(2, (x.shape[2] // scale, scale)), not short
+    x = x.unflatten(2, grid)
+    below, right = -grid[0] % scale, -grid[1] % scale
+    x = pad(x, (0, 0, 0, right, 0, below)) if below or right else x
+    x = x.unflatten(2, (x.shape[2] // scale, scale)).unflatten(4, (x.shape[3] // scale, scale))
+    return x.transpose(3, 4).flatten(4, 5).flatten(2, 3), not (below or right)
+
+
+def _reduce(windows: Tensor, valid: Tensor | None, count: Tensor | None, how: str, kernel: Tensor | None) -> Tensor:
+    """Reduce the places of [B, H, W, s, C]; valid and count are None when every place is taken."""
+    places = windows.shape[3]
+    if how == "max":
+        if valid is None:
+            return windows.amax(3)
+        return windows.masked_fill(~valid, -torch.inf).amax(3).masked_fill(~valid.any(3), 0.0)
+    if how == "conv" and kernel is not None:  # [H, s]
+        windows = windows * (kernel.to(windows.dtype) * places)[:, None, :, None]
+    return windows.mean(3) if count is None else windows.sum(3) / count

@@ -1,0 +1,217 @@
+"""One call of `attention`, checked once at the edge and brought into one form for every executor."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..dual import GroupHeadsByScale
+from ..primal import Primal
+from ..primal.features import Parameters
+
+
+class UnsupportedError(ValueError):
+    """The executor that was asked for cannot compute this; the message says why, and which one can."""
+
+
+class CausalFormError(ValueError):
+    """The mechanism has no causal form; the message says why."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries, keys and values after the token maps, with every mask in one form.
+
+    Hidden means True. Hidden keys and values are zero. On the heads of one group, `scale` is theirs.
+    """
+
+    primal: Primal
+    q: Tensor  # [B, H, L, D]
+    k: Tensor  # [B, H, S, D]
+    v: Tensor  # [B, H, S, Dv]
+    key_hidden: Tensor | None  # bool [B, 1, S]
+    key_bias: Tensor | None  # [B, 1, S], finite
+    attn_hidden: Tensor | None  # bool [B or 1, H or 1, L, S]
+    attn_bias: Tensor | None  # [B or 1, H or 1, L, S], finite
+    is_causal: bool
+    dropout_p: float
+    parameters: Parameters
+    need_weights: bool
+    scale: int = 1
+
+    @property
+    def scales(self) -> tuple[int, ...]:
+        """The scale of every head."""
+        return self.primal.training_set.head_scales(self.q.shape[1])
+
+    def by_group(self, run: Callable[[Problem], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+        """Run each group of heads of one scale, and put the heads back in order."""
+        groups = GroupHeadsByScale.groups(self.scales)
+        if len(groups) == 1:
+            return run(replace(self, scale=groups[0][0]))
+        results = [run(self._heads(scale, heads)) for scale, heads in groups]
+        heads_of = [heads for _, heads in groups]
+        weights = [w for _, w in results if w is not None]
+        return in_order([out for out, _ in results], heads_of), in_order(weights, heads_of) if weights else None
+
+    def _heads(self, scale: int, heads: tuple[int, ...]) -> Problem:
+        per_head = {name for map_ in self.primal.inputs for name in map_.per_head}
+
+        def mask(m: Tensor | None) -> Tensor | None:
+            return m if m is None or m.shape[1] == 1 else pick(m, 1, heads)
+
+        return replace(
+            self,
+            q=pick(self.q, 1, heads),
+            k=pick(self.k, 1, heads),
+            v=pick(self.v, 1, heads),
+            attn_hidden=mask(self.attn_hidden),
+            attn_bias=mask(self.attn_bias),
+            parameters={n: pick(p, 0, heads) if n in per_head else p for n, p in self.parameters.items()},
+            scale=scale,
+        )
+
+
+def state(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    primal: Primal,
+    *,
+    key_padding_mask: Tensor | None,
+    query_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    dropout_p: float,
+    parameters: Mapping[str, Tensor] | None,
+    need_weights: bool,
+) -> Problem:
+    """Check the arguments of `attention` and bring them into one form."""
+    _check_tensors(q, k, v)
+    B, H, L, D = q.shape
+    S = k.shape[2]
+    if primal.residual:
+        raise ValueError(
+            "attention() cannot add the residual of Primal(residual=True): x is the input of the layer, before its "
+            "projections. Use primaldual.MultiheadAttention, or residual=False."
+        )
+    scales = primal.training_set.head_scales(H)
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p!r}")
+    if is_causal and (reason := primal.causal_refusal(H)):
+        raise CausalFormError(f"is_causal=True: {reason}")
+    given = dict(parameters or {})
+    if any(name not in given for name in primal.features.fixed):
+        given = primal.features.state(D) | given
+    given = _check_parameters(given, primal.learned(H, D), primal.features.fixed)
+
+    key_hidden, key_bias = _padding("key_padding_mask", key_padding_mask, (B, S))
+    query_hidden, _ = _padding("query_padding_mask", query_padding_mask, (B, L))
+    attn_hidden = attn_bias = None
+    if attn_mask is not None:
+        attn_hidden, attn_bias = _attention_mask(attn_mask, (B, H, L, S))
+        if is_causal:  # torch's hint: the mask says what is_causal says already
+            attn_hidden = attn_bias = None
+        elif any(s > 1 for s in scales):
+            raise ValueError(
+                f"attn_mask hides single keys, but heads of scales {scales} are fitted to pooled ones; give "
+                f"key_padding_mask, is_causal=True, or scales of 1"
+            )
+    if key_hidden is not None:
+        k, v = (x.masked_fill(key_hidden.unsqueeze(-1), 0.0) for x in (k, v))
+    if primal.token_maps and query_hidden is not None:
+        q = q.masked_fill(query_hidden.unsqueeze(-1), 0.0)
+    for map_ in primal.token_maps:
+        q, k = map_.tokens(q, given), map_.tokens(k, given)
+    if primal.token_maps and key_hidden is not None:
+        k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
+    return Problem(
+        primal, q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given, need_weights
+    )
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {x.dtype}")
+    if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            "q, k and v must agree in batch and heads, q and k in head_dim, k and v in length; got "
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        )
+    if not (q.dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device):
+        raise ValueError(
+            f"q, k and v must share dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "
+            f"{v.dtype} on {v.device}"
+        )
+
+
+def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed: tuple[str, ...]) -> dict[str, Tensor]:
+    for name, value in given.items():
+        if name in fixed:
+            continue
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            takes = ", ".join(f"{n} {tuple(p.shape)}" for n, p in known.items()) or "none"
+            raise ValueError(f"parameters: this primal has no {name!r}{hint} It takes: {takes}")
+        if value.shape != known[name].shape:
+            raise ValueError(
+                f"parameters[{name!r}] must have shape {tuple(known[name].shape)}, got {tuple(value.shape)}"
+            )
+    return given
+
+
+def _padding(name: str, mask: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
+    """(hidden [B, 1, N], bias [B, 1, N] or None) of a padding mask [B, N]."""
+    if mask is None:
+        return None, None
+    if mask.shape != shape:
+        raise ValueError(f"{name} must be [batch, length] = {list(shape)}, got {list(mask.shape)}")
+    return _split(name, mask.unsqueeze(1))
+
+
+def _attention_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:
+    """(hidden, bias), each [B or 1, H or 1, L, S]."""
+    B, H, L, S = shape
+    fits = mask.dim() in (2, 4) and mask.shape[-2:] == (L, S)
+    if mask.dim() == 4:
+        fits = fits and mask.shape[0] in (1, B) and mask.shape[1] in (1, H)
+    if not fits:
+        raise ValueError(
+            f"attn_mask must be [queries, keys] = {[L, S]} or [batch or 1, heads or 1, queries, keys] = {list(shape)}, "
+            f"got {list(mask.shape)}"
+        )
+    return _split("attn_mask", mask if mask.dim() == 4 else mask[None, None])
+
+
+def _split(name: str, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A boolean mask hides where True; in a float mask −inf hides and finite values are added to the scores."""
+    if mask.dtype == torch.bool:
+        return mask, None
+    if not mask.is_floating_point():
+        raise ValueError(f"{name} must be boolean (True hides) or floating point (added), got {mask.dtype}")
+    hidden = mask == -torch.inf
+    return hidden, mask.masked_fill(hidden, 0.0)
+
+
+def pick(x: Tensor, dim: int, heads: tuple[int, ...]) -> Tensor:
+    """These heads of x; a view when they stand side by side."""
+    if heads == tuple(range(heads[0], heads[0] + len(heads))):
+        return x.narrow(dim, heads[0], len(heads))
+    return x.index_select(dim, torch.tensor(heads, device=x.device))
+
+
+def in_order(parts: list[Tensor], heads_of: list[tuple[int, ...]]) -> Tensor:
+    """Concatenate along dimension 1, and put the heads that each part holds back in their places."""
+    joined = torch.cat(parts, dim=1)
+    order = [h for heads in heads_of for h in heads]
+    if order == sorted(order):
+        return joined
+    return joined.index_select(1, torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=joined.device))

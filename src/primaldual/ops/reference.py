@@ -1,0 +1,141 @@
+"""The formula, dense and readable, at any dtype. It decides what is correct.
+
+    out_i = Σ_{j∈S} κ(T q_i, T k_j) v_j / h(T q_i)
+
+R below is 1, or the number of queries L where each query has its own points (causal or masked).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout
+
+from ..dual.rewrites import pooling_of
+from ..primal import Exponential, KernelSum, Moments
+from .problem import Problem
+
+
+class ZeroNormalizerError(ArithmeticError):
+    """h is exactly zero for a query that sees keys."""
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why this executor cannot compute the problem; None when it can."""
+    pooled = pooling_of(problem.primal.training_set)
+    if problem.need_weights and pooled and pooled.how in ("max", "conv") and any(s > 1 for s in problem.scales):
+        return f"{pooled.how} pooling has no weights over tokens"
+    return None
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, H, L, Dv], and weights [B, H, L, S] where they are asked for."""
+    return problem.by_group(_attend)
+
+
+def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
+    primal, queries, tokens = p.primal, p.q.shape[2], p.k.shape[2]
+
+    # the training set: pool keys, values and the bias on keys to points
+    values = p.v if p.key_bias is None else torch.cat([p.v, _as_value(p)], dim=-1)
+    points = primal.training_set.reduce(p.k, values, _seen_tokens(p), p.scale, p.parameters)
+    keys, values = points.keys, points.values[..., : p.v.shape[-1]]  # [B, H, R, W, D], [B, H, R, W, Dv]
+    bias = points.values[..., -1] if p.key_bias is not None else torch.zeros_like(points.values[..., -1])
+
+    # the input maps, with statistics over the points
+    per_query = keys.shape[2] > 1 or points.seen.shape[2] > 1
+    x = p.q.unsqueeze(3) if per_query else p.q.unsqueeze(2)  # [B, H, L, 1, D] or [B, H, 1, L, D]
+    for map_ in primal.point_maps:
+        moments = _moments(keys, points.seen)
+        x, keys = map_.apply(x, moments, p.parameters), map_.apply(keys, moments, p.parameters)
+
+    # which points each query sums over
+    seen = points.seen  # [B, H or 1, R, W]
+    visible = primal.training_set.visible(p.scale, queries, tokens, p.q.device)
+    if visible is not None:
+        seen = seen & visible
+    empty = ~seen.any(-1, keepdim=True)
+    if p.attn_bias is not None:
+        bias = bias + p.attn_bias
+
+    # the kernel, up to a factor exp(shift) per query that keeps the exponential in range
+    if isinstance(primal.features, Exponential):
+        scores = _rows(primal.features.log_kernel(x, keys)) + bias
+        scores = scores.masked_fill(~seen, -torch.inf)
+        shift = scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
+        kernel = (scores - shift).exp()
+    else:
+        kernel = _rows(primal.features.kernel(x, keys, p.parameters)) * bias.exp()
+        kernel = kernel.masked_fill(~seen, 0.0)
+        shift = torch.zeros_like(kernel[..., :1])
+
+    # the normaliser
+    h = kernel.sum(-1, keepdim=True)
+    if not isinstance(primal.normalizer, KernelSum):  # there exp(shift) does not cancel
+        x = x.squeeze(3) if per_query else x.squeeze(2)
+        h = primal.normalizer.h(x, h * shift.exp()) * (-shift).exp()
+    _check_normalizer(h, empty)
+    weights = kernel / h.masked_fill(empty, 1.0)  # [B, H, L, W]
+
+    dropped = weights if primal.features.finite else dropout(weights, p.dropout_p)
+    out = _apply(dropped, values)
+    if primal.features.finite:  # no weights exist in the re-associated form, so entries of the output are dropped
+        out = dropout(out, p.dropout_p)
+    if not p.need_weights:
+        return out, None
+    assert points.share is not None
+    return out, _apply(dropped, points.share)
+
+
+def _seen_tokens(p: Problem) -> Tensor:
+    """Boolean [B or 1, H or 1, R, S]: the tokens that exist for each query."""
+    queries, tokens = p.q.shape[2], p.k.shape[2]
+    seen = torch.ones(1, 1, 1, tokens, dtype=torch.bool, device=p.q.device)
+    if p.key_hidden is not None:
+        seen = seen & ~p.key_hidden.unsqueeze(2)
+    if p.attn_hidden is not None:
+        seen = seen & ~p.attn_hidden
+    if p.is_causal:
+        i, j = torch.arange(queries, device=p.q.device), torch.arange(tokens, device=p.q.device)
+        seen = seen & (j <= i[:, None])
+    return seen
+
+
+def _as_value(p: Problem) -> Tensor:
+    """The bias on keys as one more value, so that it is pooled like them: [B, H, S, 1]."""
+    assert p.key_bias is not None
+    return p.key_bias.to(p.v.dtype).unsqueeze(-1).expand(-1, p.v.shape[1], -1, -1)
+
+
+def _moments(keys: Tensor, seen: Tensor) -> Moments:
+    """Mean and variance over the points that are seen, one vote each, in at least float32: [B, H, R, 1, D]."""
+    votes = seen.unsqueeze(-1)  # [B, H or 1, R, W, 1]
+    count = votes.sum(-2, keepdim=True).clamp(min=1)
+    wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    mean = wide.where(votes, 0.0).sum(-2, keepdim=True) / count
+    variance = (wide - mean).square().where(votes, 0.0).sum(-2, keepdim=True) / count
+    return Moments(mean, variance)
+
+
+def _rows(kernel: Tensor) -> Tensor:
+    """[B, H, 1, L, W] or [B, H, L, 1, W] to [B, H, L, W]."""
+    return kernel.flatten(2, 3)
+
+
+def _apply(weights: Tensor, values: Tensor) -> Tensor:
+    """Σ_w weights_iw values_w, with values [B, H, R, W, ·]."""
+    if values.shape[2] == 1:
+        return weights @ values.squeeze(2)
+    return (weights.unsqueeze(-2) @ values).squeeze(-2)
+
+
+def _check_normalizer(h: Tensor, empty: Tensor) -> None:
+    # a tensor's value cannot be looked at while it is traced or batched
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return
+    zero = (h == 0) & ~empty
+    if zero.any():
+        raise ZeroNormalizerError(
+            f"h is exactly zero for {int(zero.sum())} of {zero.numel()} queries that see keys: their output is not "
+            f"defined. Features that can cancel (Taylor of odd degree) or underflow cause this."
+        )

@@ -1,0 +1,180 @@
+"""torch's fused attention, one call per distinct key length.
+
+Softmax heads only: κ exponential, h the kernel sum. The last input map is applied to the queries alone, since row
+constants cancel. A causal head pooled by s sees, at place t of its window, the complete windows before it and one
+running mean: for each t that is an ordinary attention over 2⌈N/s⌉ keys, and the s of them run as one batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..dual import RowConstantsCancel
+from ..primal import Exponential, KernelSum, Moments, PointMap
+from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
+from .problem import Problem
+from .statistics import causal_moments, masked_moments, moments
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why this executor cannot compute the problem; None when it can."""
+    primal = problem.primal
+    if not isinstance(primal.features, Exponential):
+        return f"fused attention has the exponential kernel, not that of {primal.features!r}"
+    if not isinstance(primal.normalizer, KernelSum):
+        return f"fused attention divides by the kernel sum, not by {primal.normalizer!r}"
+    if problem.need_weights:
+        return "fused attention does not return weights"
+    per_query = problem.is_causal or problem.attn_hidden is not None
+    earlier = [m for m in _two_sided(problem) if m.needs != "nothing"]
+    if per_query and earlier:
+        return f"{earlier[0]!r} is not the last input map, so each query would need its own keys"
+    return None
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, H, L, Dv]; no weights."""
+    return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
+
+
+def _two_sided(problem: Problem) -> tuple[PointMap, ...]:
+    """The input maps that queries and keys both go through."""
+    maps = problem.primal.point_maps
+    return maps[:-1] if RowConstantsCancel.refusal(problem.primal) is None else maps
+
+
+def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
+    """Mapped queries, mapped points, and `take` [B, H or 1, L or 1, W]: what masks leave of them (None: everything)."""
+    points = pool(p)
+    q, keys = p.q, points.keys
+    take = None if points.seen is None else points.seen.unsqueeze(2)
+    if p.attn_hidden is not None:
+        take = ~p.attn_hidden if take is None else take & ~p.attn_hidden
+    for map_ in _two_sided(p):
+        found = moments(map_, keys, points.seen)
+        q, keys = map_.apply(q, found, p.parameters), map_.apply(keys, found, p.parameters)
+    if len(_two_sided(p)) < len(p.primal.point_maps):
+        last = p.primal.point_maps[-1]
+        if p.attn_hidden is None:
+            found = moments(last, keys, points.seen)
+        else:
+            assert take is not None
+            found = masked_moments(last, keys, take)
+        q = RowConstantsCancel.query(q, last, found, p.parameters)
+    return q, points._replace(keys=keys), take
+
+
+def one_sided_causal(p: Problem) -> tuple[Tensor, Tensor, CausalPool]:
+    """Mapped queries of the prefix [B, H, P, D] and of the windows [B, H, W, s, D], and mapped points."""
+    points = causal_pool(p)
+    prefix, windows, scale = points.prefix.keys.shape[2], points.keys.shape[2], p.scale
+    first, rest = p.q[:, :, :prefix], fit_length(p.q[:, :, prefix:], windows * scale).unflatten(2, (windows, scale))
+    none = Moments(None, None)
+    for map_ in _two_sided(p):  # these need no statistics
+        first, rest, head_keys, keys = (
+            map_.apply(x, none, p.parameters) for x in (first, rest, points.prefix.keys, points.keys)
+        )
+        points = points._replace(keys=keys, prefix=points.prefix._replace(keys=head_keys))
+    if len(_two_sided(p)) < len(p.primal.point_maps):
+        last = p.primal.point_maps[-1]
+        of_first, of_rest = causal_moments(last, points)
+        first = RowConstantsCancel.query(first, last, of_first, p.parameters)
+        rest = RowConstantsCancel.query(rest, last, of_rest, p.parameters)
+    return first, rest, points
+
+
+def _attend(p: Problem) -> Tensor:
+    q, points, take = one_sided(p)
+    visible = p.primal.training_set.visible(p.scale, q.shape[2], p.k.shape[2], q.device)
+    if visible is not None:
+        take = visible[None, None] if take is None else take & visible
+    bias = None if points.bias is None else points.bias.unsqueeze(2)
+    if p.attn_bias is not None:
+        bias = p.attn_bias if bias is None else bias + p.attn_bias
+    return fused(q, points.keys, points.values, take, bias, p.dropout_p)
+
+
+def _causal(p: Problem) -> Tensor:
+    first, rest, points = one_sided_causal(p)
+    prefix, windows = first.shape[2], rest.shape[2]
+    visible = p.primal.training_set.visible(p.scale, p.q.shape[2], p.k.shape[2], p.q.device)
+    if visible is not None:
+        visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [L, P + W]
+    out = _by_place(rest, points, visible, p.dropout_p)[:, :, : p.q.shape[2] - prefix]
+    if not prefix:
+        return out
+    head = points.prefix
+    take = torch.ones(prefix, prefix, dtype=torch.bool, device=p.q.device).tril()[None, None]
+    take = take if head.seen is None else take & head.seen.unsqueeze(2)
+    take = take if visible is None else take & visible[:prefix, :prefix]
+    bias = None if head.bias is None else head.bias.unsqueeze(2)
+    return torch.cat([fused(first, head.keys, head.values, take, bias, p.dropout_p), out], dim=2)
+
+
+def _by_place(q: Tensor, points: CausalPool, visible: Tensor | None, dropout_p: float) -> Tensor:
+    """Queries [B, H, W, s, D] to outputs [B, H, W·s, Dv]: places fold into the batch."""
+    batch, _, windows, scale, _ = q.shape
+    prefix = points.prefix.keys.shape[2]
+    if scale == 1:
+        return _tokens(q, points, visible, dropout_p)
+
+    def by_place(x: Tensor) -> Tensor:  # [B, H, W, s, ...] to [B·s, H, W, ...]
+        return x.movedim(3, 1).flatten(0, 1)
+
+    def keys_of(head: Tensor, running: Tensor) -> Tensor:  # prefix, complete windows, running means
+        complete = torch.cat([head.expand(*running.shape[:2], *head.shape[2:]), running[:, :, :, -1]], dim=2)
+        shared = complete.unsqueeze(1).expand(-1, scale, *complete.shape[1:]).flatten(0, 1)
+        return torch.cat([shared, by_place(running)], dim=2)
+
+    earlier = torch.ones(windows, windows, dtype=torch.bool, device=q.device).tril(-1)
+    own = torch.eye(windows, dtype=torch.bool, device=q.device)
+    take = torch.cat([own.new_ones(windows, prefix), earlier, own], dim=1)[None]  # [1, W, P + 2W]
+    if visible is not None:  # [L, P + W] to [s, W, P + W]; a query's own window is the running one
+        rows = fit_length(visible[None, None, prefix:], windows * scale)[0, 0].unflatten(0, (windows, scale))
+        rows = rows.transpose(0, 1)
+        take = take & torch.cat([rows, rows[:, :, prefix:]], dim=2)
+    take = take.expand(scale, -1, -1).repeat(batch, 1, 1).unsqueeze(1)  # [B·s, 1, W, P + 2W]
+    if points.seen is not None:
+        assert points.prefix.seen is not None
+        head_seen, running_seen = (
+            x.unsqueeze(-1).expand(batch, *x.shape[1:], -1) for x in (points.prefix.seen, points.seen)
+        )
+        take = take & keys_of(head_seen, running_seen).squeeze(-1).unsqueeze(2)
+    bias = None
+    if points.bias is not None:
+        assert points.prefix.bias is not None
+        head_bias, running_bias = points.prefix.bias.unsqueeze(-1), points.bias.unsqueeze(-1)
+        bias = keys_of(head_bias, running_bias).squeeze(-1).unsqueeze(2)
+    keys, values = keys_of(points.prefix.keys, points.keys), keys_of(points.prefix.values, points.values)
+    out = fused(by_place(q), keys, values, take, bias, dropout_p)
+    return out.unflatten(0, (batch, scale)).movedim(1, 3).flatten(2, 3)
+
+
+def _tokens(q: Tensor, points: CausalPool, visible: Tensor | None, dropout_p: float) -> Tensor:
+    """Plain causal attention: every window is one token."""
+    q, keys, values = (x.squeeze(3) for x in (q, points.keys, points.values))
+    if points.seen is None and points.bias is None and visible is None:
+        return scaled_dot_product_attention(q, keys, values, dropout_p=dropout_p, is_causal=True)
+    take = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
+    take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
+    take = take if visible is None else take & visible
+    return fused(q, keys, values, take, None if points.bias is None else points.bias.squeeze(3).unsqueeze(2), dropout_p)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | None, dropout_p: float) -> Tensor:
+    """scaled_dot_product_attention, with zeros and zero gradients where a row sees no key. `take` keeps where True."""
+    if take is None:
+        mask = None if bias is None else bias.to(q.dtype)
+        return scaled_dot_product_attention(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p)
+    empty = ~take.any(-1, keepdim=True)
+    mask = take | empty  # such a row may see everything: its output is thrown away
+    if bias is not None:
+        mask = bias.to(q.dtype).masked_fill(~mask, -torch.inf)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p)
+    return out.masked_fill(empty, 0.0)
+
+
+def _full(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    return None if mask is None else mask.expand(*q.shape[:2], q.shape[2], k.shape[2])

@@ -1,0 +1,27 @@
+"""What you state: features Φ, normaliser h, input maps T, training set S, and the primal layer made of them."""
+
+from ._primal import Primal
+from ._spec import Spec, UnknownKindError
+from .features import EluPlusOne, Exponential, FeatureMap, RandomFeatures, Taylor
+from .inputs import (
+    BatchNorm,
+    DepthwiseConv1d,
+    DepthwiseConv2d,
+    InputMap,
+    Moments,
+    PointMap,
+    Recenter,
+    RmsNorm,
+    TokenMap,
+)
+from .mechanisms import about, as_primal, mechanism, mechanisms
+from .normalizers import KernelSum, Normalizer, Unit
+from .patterns import Fixed, Pattern, Strided, Window
+from .training_sets import AllKeys, Points, Pooled, Sparse, TrainingSet
+
+__all__ = [
+    "AllKeys", "BatchNorm", "DepthwiseConv1d", "DepthwiseConv2d", "EluPlusOne", "Exponential", "FeatureMap", "Fixed",
+    "InputMap", "KernelSum", "Moments", "Normalizer", "Pattern", "PointMap", "Points", "Pooled", "Primal",
+    "RandomFeatures", "Recenter", "RmsNorm", "Sparse", "Spec", "Strided", "Taylor", "TokenMap", "TrainingSet", "Unit",
+    "UnknownKindError", "Window", "about", "as_primal", "mechanism", "mechanisms",
+]  # fmt: skip

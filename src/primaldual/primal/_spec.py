@@ -1,0 +1,110 @@
+"""What every stated thing has in common: frozen, hashable, comparable, JSON both ways."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+
+class UnknownKindError(ValueError):
+    """A serialised spec names a class that has not been defined in this process."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A frozen value that says what is computed, never how.
+
+    Subclasses are frozen dataclasses whose fields are numbers, strings, tuples of those, or other specs.
+    Defining a subclass registers it, so that `from_dict` finds it again by name.
+    """
+
+    _kinds: ClassVar[dict[str, type[Spec]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Spec._kinds[cls.kind()] = cls
+        # one repr for all, which torch.compile can trace; dataclass leaves a method alone that the class has
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = Spec.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in self.__dataclass_fields__)})"
+
+    @classmethod
+    def kind(cls) -> str:
+        """The name under which this class is serialised: bare for this library's own, qualified for yours."""
+        if cls.__module__.startswith("primaldual."):
+            return cls.__name__
+        return f"{cls.__module__}:{cls.__qualname__}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """This value as plain JSON types.
+
+        >>> from primaldual.primal import Recenter
+        >>> Recenter(0.5).to_dict()
+        {'kind': 'Recenter', 'beta': 0.5, 'learnable': False}
+        """
+        return {"kind": self.kind()} | {field.name: _encode(getattr(self, field.name)) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`; unknown kinds and fields are errors that name what exists."""
+        if not isinstance(data, dict) or "kind" not in data:
+            raise ValueError(f"expected a mapping with a 'kind', as to_dict() writes it; got {data!r}")
+        kind = data["kind"]
+        if kind not in Spec._kinds:
+            near = difflib.get_close_matches(str(kind), Spec._kinds, n=3)
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            raise UnknownKindError(f"no class {kind!r} is defined here{hint}. Import the module that defines it first.")
+        target = Spec._kinds[kind]
+        if not issubclass(target, cls):
+            raise ValueError(f"expected a {cls.__name__}, got a serialised {kind}")
+        known = {field.name for field in fields(target)}
+        unknown = set(data) - known - {"kind"}
+        if unknown:
+            raise ValueError(f"{kind} has no field {sorted(unknown)}; it has {sorted(known)}")
+        return target(**{name: _decode(value) for name, value in data.items() if name != "kind"})
+
+    def text(self) -> str:
+        """One line for a reader; the first line of the docstring unless a subclass says better."""
+        doc = (type(self).__doc__ or "").strip()
+        if not doc or doc.startswith(f"{type(self).__name__}("):  # the signature that dataclass writes
+            return repr(self)
+        return doc.splitlines()[0].rstrip(".")
+
+    def latex(self) -> str:
+        """The same for LaTeX."""
+        return rf"\text{{{_escape(self.text())}}}"
+
+
+def _escape(text: str) -> str:
+    return text.translate({ord(c): f"\\{c}" for c in "_&%#{}"} | {ord("²"): r"$^2$", ord("√"): r"$\surd$"})
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Spec.from_dict(value)
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    return value
+
+
+def check_count(owner: str, name: str, value: Any, least: int = 1) -> None:
+    """Raise unless `value` is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{owner}: {name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(choices)}; got {value!r}")

@@ -1,0 +1,221 @@
+"""Φ, the features of the primal layer, and the kernel κ(x, y) = Φ(x)·Φ(y) that they induce."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._spec import Spec, check_count
+
+Parameters = Mapping[str, Tensor]
+
+TAYLOR_LIMIT = 1 << 16
+"""The largest D_φ that `Taylor` materialises; a larger one is refused before it is allocated."""
+
+
+@dataclass(frozen=True)
+class FeatureMap(Spec):
+    """Base class: a feature map Φ.
+
+    Subclass it, implement `features` (and `dim`), and every part of the library that a finite Φ has works:
+
+    >>> @dataclass(frozen=True)
+    ... class Square(FeatureMap):
+    ...     def features(self, x): return x.square()
+    ...     def dim(self, head_dim): return head_dim
+    >>> Square().kernel(torch.ones(2, 3), torch.ones(4, 3)).shape
+    torch.Size([2, 4])
+    """
+
+    finite: ClassVar[bool] = True
+    """Whether Φ(x) can be written down; then the sum re-associates and costs O(N)."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """Φ(x): [..., D] to [..., D_φ]."""
+        raise NotImplementedError(f"{type(self).__name__} must implement features(x)")
+
+    def dim(self, head_dim: int) -> int:
+        """D_φ for inputs of `head_dim` dimensions."""
+        raise NotImplementedError(f"{type(self).__name__} must implement dim(head_dim)")
+
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors in `state`."""
+
+    def state(self, head_dim: int) -> dict[str, Tensor]:
+        """Fixed tensors that belong to Φ, by name; a layer keeps them as buffers."""
+        return {}
+
+    def map(self, x: Tensor, parameters: Parameters) -> Tensor:
+        """Φ(x) with the tensors of `state` taken from `parameters` where given."""
+        return self.features(x)
+
+    def kernel(self, x: Tensor, y: Tensor, parameters: Parameters | None = None) -> Tensor:
+        """κ(x_i, y_j) = Φ(x_i)·Φ(y_j): [..., L, D], [..., S, D] to [..., L, S]."""
+        return self.map(x, parameters or {}) @ self.map(y, parameters or {}).transpose(-1, -2)
+
+
+@dataclass(frozen=True)
+class Exponential(FeatureMap):
+    """Φ of Eqn. phix: every monomial of x/D^(1/4) over √(n₁!…n_D!); κ(x, y) = exp(x·y/√D)
+
+    The map is infinite, known by its kernel alone. With `Unit` normalisation the kernel is not shifted
+    and can overflow to inf.
+    """
+
+    finite: ClassVar[bool] = False
+
+    def features(self, x: Tensor) -> Tensor:
+        raise ValueError("Exponential() has infinitely many features; Taylor(degree) materialises its first ones")
+
+    def dim(self, head_dim: int) -> int:
+        raise ValueError("Exponential() has infinitely many features")
+
+    def log_kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        """log κ(x_i, y_j) = x_i·y_j/√D."""
+        return (x / math.sqrt(x.shape[-1])) @ y.transpose(-1, -2)
+
+    def kernel(self, x: Tensor, y: Tensor, parameters: Parameters | None = None) -> Tensor:
+        return self.log_kernel(x, y).exp()
+
+    def text(self) -> str:
+        return "all monomials x^n/√(n!) of x/D^(1/4)   [κ(x, y) = exp(x·y/√D)]"
+
+    def latex(self) -> str:
+        return (
+            r"\left(\frac{(x_1/\sqrt[4]{D})^{n_1}\cdots(x_D/\sqrt[4]{D})^{n_D}}{\sqrt{n_1!\cdots n_D!}}"
+            r"\right)_{n\in\mathbb{N}^D},\quad \kappa(x,y)=\exp(x^\top y/\sqrt{D})"
+        )
+
+
+@dataclass(frozen=True)
+class Taylor(FeatureMap):
+    """The exponential map cut at a degree: all monomials of Eqn. phix up to it, D_φ = Σ_t C(D+t−1, t).
+
+    With z = x·y/√D the kernel is Σ_{t≤degree} z^t/t!, off by at most |z|^(degree+1) e^|z| / (degree+1)!.
+    An odd degree can make κ, and with it the normaliser, negative.
+    """
+
+    degree: int = 2
+
+    def __post_init__(self) -> None:
+        check_count("Taylor", "degree", self.degree, least=0)
+
+    def dim(self, head_dim: int) -> int:
+        size = sum(math.comb(head_dim + t - 1, t) for t in range(self.degree + 1))
+        if size > TAYLOR_LIMIT:
+            raise ValueError(
+                f"Taylor({self.degree}) on {head_dim} dimensions has {size:,} features, over the limit of "
+                f"{TAYLOR_LIMIT:,}; lower the degree or the head dimension, or use RandomFeatures"
+            )
+        return size
+
+    def features(self, x: Tensor) -> Tensor:
+        head_dim = x.shape[-1]
+        self.dim(head_dim)
+        x = x / head_dim**0.25
+        parts = [torch.ones_like(x[..., :1])]
+        for parents, last, scale in _monomials(head_dim, self.degree):
+            # a monomial of degree t is one of degree t−1 times one more coordinate
+            parent = parts[-1][..., parents.to(x.device)]
+            parts.append(parent * x[..., last.to(x.device)] * scale.to(x))
+        return torch.cat(parts, dim=-1)
+
+    def text(self) -> str:
+        return f"all monomials x^n/√(n!) of x/D^(1/4) of degree ≤ {self.degree}"
+
+    def latex(self) -> str:
+        return (
+            r"\left(\frac{(x_1/\sqrt[4]{D})^{n_1}\cdots(x_D/\sqrt[4]{D})^{n_D}}{\sqrt{n_1!\cdots n_D!}}"
+            rf"\right)_{{n_1+\cdots+n_D\le {self.degree}}}"
+        )
+
+
+@torch.compiler.assume_constant_result
+def _monomials(head_dim: int, degree: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """For each degree: the parent of every monomial, its last coordinate, and the ratio of their coefficients."""
+    tables = []
+    place: dict[tuple[int, ...], int] = {(): 0}
+    for t in range(1, degree + 1):
+        monomials = list(itertools.combinations_with_replacement(range(head_dim), t))
+        parents = torch.tensor([place[m[:-1]] for m in monomials])
+        last = torch.tensor([m[-1] for m in monomials])
+        # 1/√(n!) gains a factor 1/√(multiplicity of the coordinate that was added)
+        scale = torch.tensor([Counter(m)[m[-1]] ** -0.5 for m in monomials], dtype=torch.float64)
+        tables.append((parents, last, scale))
+        place = {m: i for i, m in enumerate(monomials)}
+    return tables
+
+
+@dataclass(frozen=True)
+class EluPlusOne(FeatureMap):
+    """Φ(x) = elu(x) + 1, the positive map of linear attention"""
+
+    def features(self, x: Tensor) -> Tensor:
+        # exp(x) below zero, rather than (exp(x) − 1) + 1, which rounds to zero and loses positivity
+        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+    def dim(self, head_dim: int) -> int:
+        return head_dim
+
+    def text(self) -> str:
+        return "elu(x) + 1"
+
+    def latex(self) -> str:
+        return r"\mathrm{elu}(x)+1"
+
+
+@dataclass(frozen=True)
+class RandomFeatures(FeatureMap):
+    """Positive orthogonal random features: Φ(x) = exp(Ωx' − |x'|²/2)/√m, x' = x/D^(1/4)
+
+    E[Φ(x)·Φ(y)] = exp(x·y/√D). Ω is drawn once per head dimension from `seed`; blocks of rows are orthogonal.
+    """
+
+    count: int
+    seed: int = 0
+    fixed: ClassVar[tuple[str, ...]] = ("projection",)
+
+    def __post_init__(self) -> None:
+        check_count("RandomFeatures", "count", self.count)
+
+    def dim(self, head_dim: int) -> int:
+        return self.count
+
+    def state(self, head_dim: int) -> dict[str, Tensor]:
+        return {"projection": torch.tensor(_orthogonal_gaussian(self.count, head_dim, self.seed), dtype=torch.float64)}
+
+    def map(self, x: Tensor, parameters: Parameters) -> Tensor:
+        projection = parameters["projection"] if "projection" in parameters else self.state(x.shape[-1])["projection"]
+        x = x / x.shape[-1] ** 0.25
+        log_features = x @ projection.to(x).transpose(-1, -2) - x.square().sum(-1, keepdim=True) / 2
+        return log_features.exp() / math.sqrt(self.count)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.map(x, {})
+
+    def text(self) -> str:
+        return f"exp(Ωx' − |x'|²/2)/√m,  x' = x/D^(1/4), Ω random, m = {self.count}"
+
+    def latex(self) -> str:
+        return rf"\exp(\Omega x'-\tfrac12\|x'\|^2)/\sqrt{{{self.count}}},\quad x'=x/\sqrt[4]{{D}}"
+
+
+@torch.compiler.assume_constant_result
+def _orthogonal_gaussian(count: int, head_dim: int, seed: int) -> list[list[float]]:
+    """[count, head_dim]: Gaussian rows, orthogonal within each block of head_dim, with their own χ lengths.
+
+    Drawn by numpy and returned as numbers: torch.compile takes a constant tensor from one place only once, and vmap
+    refuses to draw.
+    """
+    generator = np.random.default_rng(seed)
+    blocks = [np.linalg.qr(generator.standard_normal((head_dim, head_dim)))[0] for _ in range(-(-count // head_dim))]
+    lengths = np.linalg.norm(generator.standard_normal((count, head_dim)), axis=-1, keepdims=True)
+    return (np.concatenate(blocks)[:count] * lengths).tolist()

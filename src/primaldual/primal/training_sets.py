@@ -1,0 +1,239 @@
+"""S, the training set that each head's regression is fitted to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._clusters import cluster
+from ._spec import Spec, check_choice, check_count
+from .features import Parameters
+from .inputs import check_grid, grid_of
+from .patterns import Pattern, Strided
+
+
+class Points(NamedTuple):
+    """The training pairs of some heads. R is 1, or the number of queries when each query has its own set.
+
+    keys [B, H, R, W, D], values [B, H, R, W, Dv], seen [B, H or 1, R, W] (which points take part),
+    share [B, H or 1, R, W, S] (how a point's weight is shared among tokens; None where it cannot be).
+    """
+
+    keys: Tensor
+    values: Tensor
+    seen: Tensor
+    share: Tensor | None
+
+
+@dataclass(frozen=True)
+class TrainingSet(Spec):
+    """Base class: which (key, value) pairs a head is fitted to.
+
+    Override `reduce` to fit to fewer points than there are tokens, `visible` to give each query its own subset.
+    """
+
+    def head_scales(self, heads: int) -> tuple[int, ...]:
+        """A positive integer per head; heads of one scale share one call of `reduce`."""
+        return (1,) * heads
+
+    def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
+        """Initial values of what is learned, by name."""
+        return {}
+
+    def reduce(self, keys: Tensor, values: Tensor, seen: Tensor, scale: int, parameters: Parameters) -> Points:
+        """From tokens to points.
+
+        keys [B, H, S, D] and values [B, H, S, Dv] are those of the heads of this scale;
+        seen [B, 1, R, S] says which tokens exist, for each query where R is not 1.
+        """
+        one_to_one = torch.eye(keys.shape[-2], dtype=keys.dtype, device=keys.device)
+        return Points(keys.unsqueeze(2), values.unsqueeze(2), seen, one_to_one.expand(*seen.shape, -1))
+
+    def visible(self, scale: int, queries: int, tokens: int, device: torch.device) -> Tensor | None:
+        """Boolean [queries, points], or None when every query is fitted to all points."""
+        return None
+
+    def coordinate(self, index: Tensor, scale: int, tokens: int) -> Tensor:
+        """The point that a token index falls into."""
+        return index
+
+    def points(self, scale: int, tokens: int) -> int:
+        """How many points `tokens` tokens become."""
+        return tokens
+
+    def causal_refusal(self, scale: int) -> str | None:
+        """Why heads of this scale have no causal form; None when they have one."""
+        if type(self).reduce is TrainingSet.reduce:
+            return None
+        return f"{type(self).__name__} does not say what its points are when later tokens are hidden"
+
+
+@dataclass(frozen=True)
+class AllKeys(TrainingSet):
+    """all keys"""
+
+    def latex(self) -> str:
+        return r"\{1,\dots,N\}"
+
+
+@dataclass(frozen=True)
+class Pooled(TrainingSet):
+    """Head s is fitted to keys and values pooled in windows of its own scale: Attention-SH.
+
+    scales: one per head, or None for min(8, 2^⌊h/2⌋) (two heads: 1, 2).
+    how: "mean"; "max"; "conv" (strided, depth-wise, learned, starting as the mean); "kmeans" (of the keys).
+    prefix: so many tokens at the start stay unpooled. grid: windows are scale × scale patches of this grid.
+    """
+
+    scales: tuple[int, ...] | None = None
+    how: str = "mean"
+    prefix: int = 0
+    grid: tuple[int, int] | None = None
+    kmeans_steps: ClassVar[int] = 10
+
+    def __post_init__(self) -> None:
+        if self.scales is not None:
+            object.__setattr__(self, "scales", tuple(self.scales))
+            if not self.scales:
+                raise ValueError("Pooled: scales must name one scale per head, got none")
+            for scale in self.scales:
+                check_count("Pooled", "every scale", scale)
+        check_choice("Pooled", "how", self.how, ("mean", "max", "conv", "kmeans"))
+        check_grid("Pooled", self.grid, self.prefix)
+
+    def head_scales(self, heads: int) -> tuple[int, ...]:
+        if self.scales is None:
+            return (1, 2) if heads == 2 else tuple(min(8, 2 ** (h // 2)) for h in range(heads))
+        if len(self.scales) != heads:
+            raise ValueError(
+                f"Pooled: {len(self.scales)} scales {self.scales} for {heads} heads; give one scale per head"
+            )
+        return self.scales
+
+    def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
+        if self.how != "conv":
+            return {}
+        scales = self.head_scales(heads)
+        taps = {s: s * s if self.grid else s for s in sorted(set(scales)) if s > 1}
+        return {f"pool_kernel_{s}": torch.full((scales.count(s), n), 1.0 / n) for s, n in taps.items()}
+
+    def window(self, index: Tensor, scale: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """For each token: its window, and its place inside it."""
+        after = index - self.prefix
+        if self.grid is None:
+            window, place = after // scale, after % scale
+        else:
+            _, columns = grid_of("Pooled", tokens, self.grid, self.prefix)
+            row, column = after // columns, after % columns
+            window = row // scale * -(-columns // scale) + column // scale
+            place = row % scale * scale + column % scale
+        unpooled = index < self.prefix
+        return torch.where(unpooled, index, window + self.prefix), torch.where(unpooled, 0, place)
+
+    def coordinate(self, index: Tensor, scale: int, tokens: int) -> Tensor:
+        return self.window(index, scale, tokens)[0]
+
+    def points(self, scale: int, tokens: int) -> int:
+        prefix = min(self.prefix, tokens)
+        if self.grid is None:
+            return prefix + -(-(tokens - prefix) // scale)
+        rows, columns = grid_of("Pooled", tokens, self.grid, self.prefix)
+        return prefix + -(-rows // scale) * -(-columns // scale)
+
+    def reduce(self, keys: Tensor, values: Tensor, seen: Tensor, scale: int, parameters: Parameters) -> Points:
+        if scale == 1:
+            return super().reduce(keys, values, seen, scale, parameters)
+        tokens = keys.shape[-2]
+        index = torch.arange(tokens, device=keys.device)
+        window, place = self.window(index, scale, tokens)
+        if self.how == "kmeans":
+            member = cluster(keys, seen, self.prefix, scale, self.kmeans_steps)  # [B, H, 1, W, S]
+        else:
+            points = torch.arange(self.points(scale, tokens), device=keys.device)
+            member = points[:, None] == window  # [W, S]
+        taking = member & seen.unsqueeze(-2)  # [B, H or 1, R, W, S]: the tokens that make up each point
+        count = taking.sum(-1, keepdim=True)
+        share = taking.to(keys.dtype) / count.clamp(min=1)
+        keys, values = keys.unsqueeze(2), values.unsqueeze(2)  # [B, H, 1, S, D]
+        exists = count.squeeze(-1) > 0
+        if self.how == "max":
+            return Points(_masked_max(keys, taking), _masked_max(values, taking), exists, None)
+        if self.how == "conv":
+            # a window with missing tokens is scaled up, so that the start, 1/s everywhere, is the mean there too
+            initial = keys.new_full((1, scale * scale if self.grid else scale), 1.0)
+            taps = parameters.get(f"pool_kernel_{scale}", initial / initial.shape[-1]).to(keys.dtype)
+            weight = torch.where(index < self.prefix, 1.0, taps[:, place] * taps.shape[-1])  # [H, S]
+            mix = share * weight[:, None, None, :]
+            return Points(mix @ keys, mix @ values, exists, None)
+        return Points(share @ keys, share @ values, exists, share)
+
+    def causal_refusal(self, scale: int) -> str | None:
+        if scale == 1 or (self.how == "mean" and self.grid is None):
+            return None
+        what = f"{self.how} pooling" if self.how != "mean" else "pooling over a grid"
+        return f"{what} (scale {scale}) has no causal form; mean pooling in 1-D windows has one"
+
+    def text(self) -> str:
+        scales = "min(8, 2^⌊h/2⌋)" if self.scales is None else ", ".join(map(str, self.scales))
+        where = f" of a {self.grid[0]}×{self.grid[1]} grid" if self.grid else ""
+        return f"keys and values pooled ({self.how}) in windows{where} of scale {scales}"
+
+    def latex(self) -> str:
+        scales = (
+            r"s_h=\min(8,2^{\lfloor h/2\rfloor})" if self.scales is None else f"s=({','.join(map(str, self.scales))})"
+        )
+        return rf"\{{1,\dots,\lceil N/s_h\rceil\}},\; {scales}\;\text{{({self.how} pooling)}}"
+
+
+@dataclass(frozen=True)
+class Sparse(TrainingSet):
+    """Each query is fitted to its own subset, given by a pattern in the coordinates of `over`."""
+
+    pattern: Pattern = Strided()
+    over: TrainingSet = AllKeys()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, Pattern):
+            raise ValueError(f"Sparse: pattern must be a Pattern such as Strided(16), got {self.pattern!r}")
+        if not isinstance(self.over, AllKeys | Pooled):
+            raise ValueError(f"Sparse: over must be AllKeys() or Pooled(...), got {self.over!r}")
+        if isinstance(self.over, Pooled) and self.over.how == "kmeans":
+            raise ValueError("Sparse: k-means clusters have no order, so no pattern applies to them; pool by windows")
+
+    def head_scales(self, heads: int) -> tuple[int, ...]:
+        return self.over.head_scales(heads)
+
+    def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
+        return self.over.learned(heads, head_dim)
+
+    def reduce(self, keys: Tensor, values: Tensor, seen: Tensor, scale: int, parameters: Parameters) -> Points:
+        return self.over.reduce(keys, values, seen, scale, parameters)
+
+    def visible(self, scale: int, queries: int, tokens: int, device: torch.device) -> Tensor | None:
+        i = self.coordinate(torch.arange(queries, device=device), scale, tokens)
+        points = self.points(scale, tokens)
+        return self.pattern.allows(i[:, None], torch.arange(points, device=device), points)
+
+    def coordinate(self, index: Tensor, scale: int, tokens: int) -> Tensor:
+        return self.over.coordinate(index, scale, tokens)
+
+    def points(self, scale: int, tokens: int) -> int:
+        return self.over.points(scale, tokens)
+
+    def causal_refusal(self, scale: int) -> str | None:
+        return self.over.causal_refusal(scale)
+
+    def text(self) -> str:
+        return f"per query i the keys j with {self.pattern.text()}; of: {self.over.text()}"
+
+    def latex(self) -> str:
+        return rf"\{{j : {self.pattern.latex()}\}} \subset {self.over.latex()}"
+
+
+def _masked_max(x: Tensor, taking: Tensor) -> Tensor:
+    """[B, H, 1, S, D] to [B, H, R, W, D]: the largest entry over the tokens of each point; empty points are 0."""
+    chosen = x.unsqueeze(3).masked_fill(~taking.unsqueeze(-1), -torch.inf).amax(-2)
+    return chosen.masked_fill(~taking.any(-1, keepdim=True), 0.0)
