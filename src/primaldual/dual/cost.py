@@ -33,11 +33,12 @@ def count(primal: Primal, *, queries: int, keys: int, heads: int, head_dim: int,
     one_sided = rewritten and RowConstantsCancel.refusal(primal) is None
     linear = rewritten and Reassociate.refusal(primal) is None
     projection = maps = attention = 0
-    for scale in primal.training_set.head_scales(heads):
+    scales = primal.training_set.head_scales(heads)
+    for scale in scales:
         points = primal.training_set.points(scale, N)
         projection += 2 * 2 * (points if early else N) * E * D
-        if primal.training_set.head_scales(heads) != (1,) * heads:
-            maps += (E if early else 2 * D) * N  # pooling
+        if scale > 1 and not early:
+            maps += 2 * D * N  # pooling, of this head's keys and values
         for map_ in primal.point_maps:
             both = not (one_sided and map_ is primal.point_maps[-1])
             maps += 2 * D * (L + points if both else L)
@@ -50,6 +51,8 @@ def count(primal: Primal, *, queries: int, keys: int, heads: int, head_dim: int,
             attention += 2 * (L + points) * F * (D + 1)
         else:
             attention += 2 * 2 * D * _pairs(primal, scale, L, N, rewritten)
+    if early:
+        maps += E * N * sum(s > 1 for s in set(scales))  # pooling, of the layer's input, once per scale
     return Cost(projection, maps, attention)
 
 

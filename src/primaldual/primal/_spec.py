@@ -29,7 +29,8 @@ class Spec:
             cls.__repr__ = Spec.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in self.__dataclass_fields__)})"
+        parts = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self)]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @classmethod
     def kind(cls) -> str:
@@ -66,20 +67,13 @@ class Spec:
             raise ValueError(f"{kind} has no field {sorted(unknown)}; it has {sorted(known)}")
         return target(**{name: _decode(value) for name, value in data.items() if name != "kind"})
 
-    def text(self) -> str:
-        """One line for a reader; the first line of the docstring unless a subclass says better."""
-        doc = (type(self).__doc__ or "").strip()
-        if not doc or doc.startswith(f"{type(self).__name__}("):  # the signature that dataclass writes
-            return repr(self)
-        return doc.splitlines()[0].rstrip(".")
+    def text(self, x: str = "x") -> str:
+        """This part of the layer at the point `x`, in one line; the class's name unless a subclass says better."""
+        return f"{type(self).__name__}({x})"
 
-    def latex(self) -> str:
+    def latex(self, x: str = "x") -> str:
         """The same for LaTeX."""
-        return rf"\text{{{_escape(self.text())}}}"
-
-
-def _escape(text: str) -> str:
-    return text.translate({ord(c): f"\\{c}" for c in "_&%#{}"} | {ord("²"): r"$^2$", ord("√"): r"$\surd$"})
+        return rf"\mathrm{{{type(self).__name__}}}({x})"
 
 
 def _encode(value: Any) -> Any:
@@ -96,6 +90,11 @@ def _decode(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_decode(item) for item in value)
     return value
+
+
+def wrap(x: str) -> str:
+    """An expression as an operand: in brackets when it is a sum."""
+    return f"({x})" if any(sign in x for sign in "−+-") else x
 
 
 def check_count(owner: str, name: str, value: Any, least: int = 1) -> None:

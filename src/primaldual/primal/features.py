@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._spec import Spec, check_count
+from ._spec import Spec, check_count, wrap
 
 Parameters = Mapping[str, Tensor]
+
+_MONOMIAL = r"\left(\frac{z_1^{n_1}\cdots z_D^{n_D}}{\sqrt{n_1!\cdots n_D!}}\right)"
 
 TAYLOR_LIMIT = 1 << 16
 """The largest D_φ that `Taylor` materialises; a larger one is refused before it is allocated."""
@@ -85,14 +87,11 @@ class Exponential(FeatureMap):
     def kernel(self, x: Tensor, y: Tensor, parameters: Parameters | None = None) -> Tensor:
         return self.log_kernel(x, y).exp()
 
-    def text(self) -> str:
-        return "all monomials x^n/√(n!) of x/D^(1/4)   [κ(x, y) = exp(x·y/√D)]"
+    def text(self, x: str = "x") -> str:
+        return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of z = {wrap(x)}/D^(1/4)"
 
-    def latex(self) -> str:
-        return (
-            r"\left(\frac{(x_1/\sqrt[4]{D})^{n_1}\cdots(x_D/\sqrt[4]{D})^{n_D}}{\sqrt{n_1!\cdots n_D!}}"
-            r"\right)_{n\in\mathbb{N}^D},\quad \kappa(x,y)=\exp(x^\top y/\sqrt{D})"
-        )
+    def latex(self, x: str = "x") -> str:
+        return _MONOMIAL + rf"_{{n\in\mathbb{{N}}^D}},\quad z={x}/\sqrt[4]{{D}}"
 
 
 @dataclass(frozen=True)
@@ -128,14 +127,11 @@ class Taylor(FeatureMap):
             parts.append(parent * x[..., last.to(x.device)] * scale.to(x))
         return torch.cat(parts, dim=-1)
 
-    def text(self) -> str:
-        return f"all monomials x^n/√(n!) of x/D^(1/4) of degree ≤ {self.degree}"
+    def text(self, x: str = "x") -> str:
+        return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of degree ≤ {self.degree} of z = {wrap(x)}/D^(1/4)"
 
-    def latex(self) -> str:
-        return (
-            r"\left(\frac{(x_1/\sqrt[4]{D})^{n_1}\cdots(x_D/\sqrt[4]{D})^{n_D}}{\sqrt{n_1!\cdots n_D!}}"
-            rf"\right)_{{n_1+\cdots+n_D\le {self.degree}}}"
-        )
+    def latex(self, x: str = "x") -> str:
+        return _MONOMIAL + rf"_{{n_1+\cdots+n_D\le {self.degree}}},\quad z={x}/\sqrt[4]{{D}}"
 
 
 @torch.compiler.assume_constant_result
@@ -165,11 +161,11 @@ class EluPlusOne(FeatureMap):
     def dim(self, head_dim: int) -> int:
         return head_dim
 
-    def text(self) -> str:
-        return "elu(x) + 1"
+    def text(self, x: str = "x") -> str:
+        return f"elu({x}) + 1"
 
-    def latex(self) -> str:
-        return r"\mathrm{elu}(x)+1"
+    def latex(self, x: str = "x") -> str:
+        return rf"\mathrm{{elu}}({x})+1"
 
 
 @dataclass(frozen=True)
@@ -201,11 +197,11 @@ class RandomFeatures(FeatureMap):
     def features(self, x: Tensor) -> Tensor:
         return self.map(x, {})
 
-    def text(self) -> str:
-        return f"exp(Ωx' − |x'|²/2)/√m,  x' = x/D^(1/4), Ω random, m = {self.count}"
+    def text(self, x: str = "x") -> str:
+        return f"exp(Ωz − |z|²/2)/√m of z = {wrap(x)}/D^(1/4), Ω random and orthogonal, m = {self.count}"
 
-    def latex(self) -> str:
-        return rf"\exp(\Omega x'-\tfrac12\|x'\|^2)/\sqrt{{{self.count}}},\quad x'=x/\sqrt[4]{{D}}"
+    def latex(self, x: str = "x") -> str:
+        return rf"\exp(\Omega z-\tfrac12\|z\|^2)/\sqrt{{{self.count}}},\quad z={x}/\sqrt[4]{{D}}"
 
 
 @torch.compiler.assume_constant_result
@@ -216,6 +212,9 @@ def _orthogonal_gaussian(count: int, head_dim: int, seed: int) -> list[list[floa
     refuses to draw.
     """
     generator = np.random.default_rng(seed)
-    blocks = [np.linalg.qr(generator.standard_normal((head_dim, head_dim)))[0] for _ in range(-(-count // head_dim))]
+    drawn = generator.standard_normal((-(-count // head_dim), head_dim, head_dim))
+    q, r = np.linalg.qr(drawn)
+    # LAPACK fixes signs, so that Q alone is not uniform and the kernel would be biased; those of R's diagonal undo it
+    rows = (q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None]).reshape(-1, head_dim)[:count]
     lengths = np.linalg.norm(generator.standard_normal((count, head_dim)), axis=-1, keepdims=True)
-    return (np.concatenate(blocks)[:count] * lengths).tolist()
+    return (rows * lengths).tolist()

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ._spec import Spec
+from ._spec import Spec, wrap
 from .features import Parameters
 
 
@@ -88,11 +88,11 @@ class Recenter(PointMap):
         assert moments.mean is not None
         return _weighted(moments.mean, self.beta, parameters if self.learnable else {}), None
 
-    def text(self) -> str:
-        return f"x − {_times(self, 'β')}μ"
+    def text(self, x: str = "x") -> str:
+        return f"{wrap(x)} − {_times(self, 'β')}μ"
 
-    def latex(self) -> str:
-        return "x-" + _times(self, r"\beta") + r"\mu"
+    def latex(self, x: str = "x") -> str:
+        return f"{wrap(x)}-" + _times(self, r"\beta") + r"\mu"
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class BatchNorm(PointMap):
         shift = _weighted(moments.mean, self.beta, parameters if self.learnable else {})
         return shift, (moments.variance + self.eps).rsqrt()
 
-    def text(self) -> str:
-        return f"(x − {_times(self, 'β')}μ) ⊙ (σ² + {self.eps:g})^(−1/2)"
+    def text(self, x: str = "x") -> str:
+        return f"({wrap(x)} − {_times(self, 'β')}μ) ⊙ (σ² + {self.eps:g})^(−1/2)"
 
-    def latex(self) -> str:
-        return "(x-" + _times(self, r"\beta") + r"\mu)\odot(\sigma^2+\epsilon)^{-1/2}"
+    def latex(self, x: str = "x") -> str:
+        return f"({wrap(x)}-" + _times(self, r"\beta") + r"\mu)\odot(\sigma^2+\epsilon)^{-1/2}"
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ class RmsNorm(PointMap):
         wide = wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
         return (wide * parameters["gain"] if "gain" in parameters else wide).to(x.dtype)
 
-    def text(self) -> str:
-        return f"x / √(mean(x²) + {self.eps:g}) ⊙ γ"
+    def text(self, x: str = "x") -> str:
+        return f"{wrap(x)} / √(mean({wrap(x)}²) + {self.eps:g}) ⊙ γ"
 
-    def latex(self) -> str:
-        return r"x\,\big(\tfrac1D\|x\|^2+\epsilon\big)^{-1/2}\odot\gamma"
+    def latex(self, x: str = "x") -> str:
+        return wrap(x) + rf"\,\big(\tfrac1D\|{x}\|^2+\epsilon\big)^{{-1/2}}\odot\gamma"
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ class DepthwiseConv1d(TokenMap):
         padded = torch.nn.functional.pad(x, (0, 0, left, self.size - 1 - left))
         return sum_of([kernel[t] * padded[..., t : t + length, :] for t in range(self.size)])
 
-    def text(self) -> str:
-        return f"{'causal ' if self.causal else ''}Conv1D of the tokens, size {self.size}, one kernel for all channels"
+    def text(self, x: str = "x") -> str:
+        return f"{'CausalConv1D' if self.causal else 'Conv1D'}({x}; {self.size})"
 
-    def latex(self) -> str:
-        return rf"\mathrm{{Conv1D}}(x,{self.size})"
+    def latex(self, x: str = "x") -> str:
+        return rf"\mathrm{{Conv1D}}({x};{self.size})"
 
 
 @dataclass(frozen=True)
@@ -216,11 +216,11 @@ class DepthwiseConv2d(TokenMap):
         )
         return torch.cat([prefix, mixed.flatten(-3, -2)], dim=-2)
 
-    def text(self) -> str:
-        return f"Conv2D of the patch grid, size {self.size[0]}×{self.size[1]}, one kernel for all channels"
+    def text(self, x: str = "x") -> str:
+        return f"Conv2D({x}; {self.size[0]}×{self.size[1]})"
 
-    def latex(self) -> str:
-        return rf"\mathrm{{Conv2D}}(x,{self.size[0]}\times{self.size[1]})"
+    def latex(self, x: str = "x") -> str:
+        return rf"\mathrm{{Conv2D}}({x};{self.size[0]}\times{self.size[1]})"
 
 
 def grid_of(owner: str, length: int, grid: tuple[int, int] | None, prefix: int) -> tuple[int, int]:

@@ -30,11 +30,11 @@ class KernelSum(Normalizer):
     def h(self, x: Tensor, kernel_sum: Tensor) -> Tensor:
         return kernel_sum
 
-    def text(self) -> str:
-        return "Σ_{j∈S} κ(x, k_j)"
+    def text(self, x: str = "x") -> str:
+        return f"Σ_{{j∈S}} κ({x}, T k_j)"
 
-    def latex(self) -> str:
-        return r"\sum_{j\in S}\kappa(x,k_j)"
+    def latex(self, x: str = "x") -> str:
+        return rf"\sum_{{j\in S}}\kappa({x},T k_j)"
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Unit(Normalizer):
     def h(self, x: Tensor, kernel_sum: Tensor) -> Tensor:
         return torch.ones_like(kernel_sum)
 
-    def text(self) -> str:
+    def text(self, x: str = "x") -> str:
         return "1"
 
-    def latex(self) -> str:
+    def latex(self, x: str = "x") -> str:
         return "1"

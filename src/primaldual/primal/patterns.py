@@ -51,10 +51,10 @@ class Strided(Pattern):
         stride = self.pieces(length).block
         return ((i - j).abs() < stride) | ((i - j) % stride == 0)
 
-    def text(self) -> str:
+    def text(self, x: str = "x") -> str:
         return f"|i − j| < l or (i − j) mod l = 0, l = {self.stride or 'round(√N)'}"
 
-    def latex(self) -> str:
+    def latex(self, x: str = "x") -> str:
         return rf"|i-j|<l \lor (i-j)\bmod l=0,\; l={self.stride or _ROOT}"
 
 
@@ -77,10 +77,10 @@ class Fixed(Pattern):
         block = self.pieces(length).block
         return (i // block == j // block) | (j % block >= block - self.summary)
 
-    def text(self) -> str:
+    def text(self, x: str = "x") -> str:
         return f"same block of l, or j mod l ≥ l − {self.summary}, l = {self.block or 'round(√N)'}"
 
-    def latex(self) -> str:
+    def latex(self, x: str = "x") -> str:
         return (
             rf"\lfloor i/l\rfloor=\lfloor j/l\rfloor \lor j\bmod l\ge l-{self.summary},\; "
             rf"l={self.block or _ROOT}"
@@ -103,10 +103,10 @@ class Window(Pattern):
     def allows(self, i: Tensor, j: Tensor, length: int) -> Tensor:
         return (i - j).abs() <= (near_root(length) if self.radius is None else self.radius)
 
-    def text(self) -> str:
+    def text(self, x: str = "x") -> str:
         return f"|i − j| ≤ {'round(√N)' if self.radius is None else self.radius}"
 
-    def latex(self) -> str:
+    def latex(self, x: str = "x") -> str:
         return rf"|i-j|\le {_ROOT if self.radius is None else self.radius}"
 
 

@@ -73,9 +73,12 @@ class TrainingSet(Spec):
 
 @dataclass(frozen=True)
 class AllKeys(TrainingSet):
-    """all keys"""
+    """every key is a training point"""
 
-    def latex(self) -> str:
+    def text(self, x: str = "x") -> str:
+        return "all keys"
+
+    def latex(self, x: str = "x") -> str:
         return r"\{1,\dots,N\}"
 
 
@@ -176,12 +179,12 @@ class Pooled(TrainingSet):
         what = f"{self.how} pooling" if self.how != "mean" else "pooling over a grid"
         return f"{what} (scale {scale}) has no causal form; mean pooling in 1-D windows has one"
 
-    def text(self) -> str:
+    def text(self, x: str = "x") -> str:
         scales = "min(8, 2^⌊h/2⌋)" if self.scales is None else ", ".join(map(str, self.scales))
         where = f" of a {self.grid[0]}×{self.grid[1]} grid" if self.grid else ""
         return f"keys and values pooled ({self.how}) in windows{where} of scale {scales}"
 
-    def latex(self) -> str:
+    def latex(self, x: str = "x") -> str:
         scales = (
             r"s_h=\min(8,2^{\lfloor h/2\rfloor})" if self.scales is None else f"s=({','.join(map(str, self.scales))})"
         )
@@ -226,10 +229,10 @@ class Sparse(TrainingSet):
     def causal_refusal(self, scale: int) -> str | None:
         return self.over.causal_refusal(scale)
 
-    def text(self) -> str:
+    def text(self, x: str = "x") -> str:
         return f"per query i the keys j with {self.pattern.text()}; of: {self.over.text()}"
 
-    def latex(self) -> str:
+    def latex(self, x: str = "x") -> str:
         return rf"\{{j : {self.pattern.latex()}\}} \subset {self.over.latex()}"
 
 
