@@ -1,0 +1,23 @@
+"""Settings that every test shares."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("primaldual", deadline=None, max_examples=30, derandomize=True)
+settings.load_profile("primaldual")
+torch.set_num_threads(1)  # the tensors are tiny: threads cost more than they bring
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test starts from the same random state."""
+    torch.manual_seed(0)

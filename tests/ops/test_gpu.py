@@ -1,0 +1,109 @@
+"""The same battery on a CUDA device: fused kernels, FlexAttention, compiled and captured."""
+
+import pytest
+import torch
+
+from primaldual import MultiheadAttention, attention
+from primaldual.ops import EXECUTORS, plan
+from support.battery import CASES, HEADS, PRIMALS, Case, exists, inputs, parameters, relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+def on_gpu(primal, case: Case, impl: str, dtype: torch.dtype, rounded: torch.dtype | None = None) -> dict | None:
+    """Outputs and gradients, or None where the executor refuses."""
+    qkv, masks = inputs(case, dtype, rounded)
+    qkv = [x.detach().cuda().requires_grad_() for x in qkv]
+    masks = {n: m.cuda() if isinstance(m, torch.Tensor) else m for n, m in masks.items()}
+    learned = {n: x.detach().cuda().requires_grad_() for n, x in parameters(primal, dtype, rounded).items()}
+    if dict(plan(*qkv, primal, parameters=learned, **masks).candidates)[impl] is not None:
+        return None
+    out = attention(*qkv, primal, impl=impl, parameters=learned, **masks)
+    up = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    leaves = [*qkv, *learned.values()]
+    gradients = torch.autograd.grad(out, leaves, up.to(rounded or dtype).to(dtype).cuda())
+    return {"out": out.detach(), **{f"grad {i}": g for i, g in enumerate(gradients)}}
+
+
+@pytest.mark.parametrize("impl", [name for name in EXECUTORS if name not in ("reference", "block_sparse")])
+@pytest.mark.parametrize("name", PRIMALS)
+def test_executor_equals_reference_in_float64(name: str, impl: str) -> None:
+    for case in CASES:
+        if not exists(PRIMALS[name], case):
+            continue
+        found = on_gpu(PRIMALS[name], case, impl, torch.float64)
+        if found is None:
+            continue
+        truth = on_gpu(PRIMALS[name], case, "reference", torch.float64)
+        for what, value in truth.items():
+            assert relative_error(found[what], value) < 1e-9, f"{case}: {what}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("impl", [name for name in EXECUTORS if name != "reference"])
+@pytest.mark.parametrize("name", PRIMALS)
+def test_low_precision_stays_within_twice_the_reference_s_own_error(name: str, impl: str, dtype: torch.dtype) -> None:
+    length = 16 if name == "conv2d" else 37
+    cases = [Case(length, length, "padding"), Case(length, length), Case(length, length, "bias", causal=True)]
+    for case in cases:
+        if not exists(PRIMALS[name], case):
+            continue
+        found = on_gpu(PRIMALS[name], case, impl, dtype)
+        if found is None:
+            continue
+        truth = on_gpu(PRIMALS[name], case, "reference", torch.float64, rounded=dtype)
+        rough = on_gpu(PRIMALS[name], case, "reference", dtype)
+        for what, value in truth.items():
+            budget = 2 * relative_error(rough[what], value) + 4 * torch.finfo(dtype).eps
+            assert relative_error(found[what], value) < budget, f"{case}: {what}"
+
+
+@pytest.mark.parametrize("name", ["sparse", "sparse-bn+sh", "sparse-fixed", "sparse-window"])
+def test_flex_attention_equals_the_dense_mask_on_long_sequences(name: str) -> None:
+    q, k, v = (torch.randn(2, HEADS, 515, 8, device="cuda", requires_grad=True) for _ in range(3))
+    hidden = torch.arange(515, device="cuda") >= torch.tensor([[515], [300]], device="cuda")
+    for masks in ({}, {"key_padding_mask": hidden}):
+        flex, dense = (attention(q, k, v, PRIMALS[name], impl=impl, **masks) for impl in ("block_sparse", "sdpa"))
+        torch.testing.assert_close(flex, dense, rtol=0, atol=1e-5)
+        ours, theirs = (torch.autograd.grad(out.square().sum(), (q, k, v)) for out in (flex, dense))
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bn", "bn+sh", "linear-bn", "sparse", "conv1d"])
+def test_the_layer_trains_compiled_and_in_bfloat16(name: str) -> None:
+    layer = MultiheadAttention(64, 8, batch_first=True, mechanism=name, device="cuda")
+    x = torch.randn(4, 100, 64, device="cuda")
+    eager, _ = layer(x, x, x, need_weights=False)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        compiled, _ = torch.compile(layer, fullgraph=True)(x, x, x, need_weights=False)
+    compiled.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+    assert (compiled.float() - eager).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["softmax", "bn", "bn+sh", "linear-bn+sh"])
+def test_a_step_can_be_captured_in_a_graph(name: str) -> None:
+    q, k, v = (torch.randn(4, 8, 100, 16, device="cuda", requires_grad=True) for _ in range(3))
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = attention(q, k, v, name)
+        return (out, *torch.autograd.grad(out.square().sum(), (q, k, v)))
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for x in (q, k, v):
+            x.copy_(torch.randn_like(x))
+    graph.replay()
+    for a, b in zip(captured, step(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)

@@ -1,0 +1,161 @@
+"""What is run against what: primals, cases, and the comparison with the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from primaldual import Primal, attention, mechanism, mechanisms
+from primaldual.ops import EXECUTORS, plan
+from primaldual.primal import (
+    BatchNorm,
+    DepthwiseConv1d,
+    Fixed,
+    Pooled,
+    RandomFeatures,
+    Recenter,
+    RmsNorm,
+    Sparse,
+    Strided,
+    Taylor,
+    Unit,
+    Window,
+)
+
+HEADS = 6
+SCALES = (1, 2, 1, 3, 2, 8)  # heads of one scale do not stand side by side
+FAST = [name for name in EXECUTORS if name != "reference"]
+
+NAMED: dict[str, Primal] = {name: mechanism(name) for name in mechanisms()}
+VARIANTS: dict[str, Primal] = {
+    "bn-full": mechanism("bn", full=True),
+    "bn-half": mechanism("bn", beta=0.5),
+    "bn-learned": mechanism("bn+sh", learnable=True),
+    "bn-full+sh": mechanism("bn+sh", full=True, scales=SCALES),
+    "sh-uneven": mechanism("bn+sh", scales=SCALES),
+    "sh-prefix": mechanism("bn+sh", prefix=3),
+    "sh-max": mechanism("bn+sh", how="max"),
+    "sh-conv": mechanism("bn+sh", how="conv"),
+    "sh-kmeans": mechanism("bn+sh", how="kmeans"),
+    "sh-conv1d-causal": Primal(inputs=(DepthwiseConv1d(3, causal=True),), training_set=Pooled(SCALES)),
+    "rms-then-bn": Primal(inputs=(RmsNorm(), Recenter(0.3))),
+    "bn-then-rms": Primal(inputs=(Recenter(0.3), RmsNorm())),
+    "unit": Primal(normalizer=Unit()),
+    "linear-unit": Primal(features=Taylor(2), normalizer=Unit()),
+    "linear-taylor": mechanism("linear-sh", features=Taylor(2), prefix=2),
+    "linear-random": mechanism("linear-bn", features=RandomFeatures(8)),
+    "linear-full+sh": mechanism("linear-bn+sh", full=True, scales=SCALES),
+    "linear-rms": Primal(features=mechanism("linear").features, inputs=(RmsNorm(),), training_set=Pooled(SCALES)),
+    "sparse-fixed": mechanism("sparse-bn+sh", pattern=Fixed(4, 2), scales=SCALES),
+    "sparse-window": mechanism("sparse-bn+sh", pattern="window"),
+    "sparse-diagonal": mechanism("sparse", pattern=Window(0)),
+    "sparse-strided": mechanism("sparse-sh", pattern=Strided(2), scales=SCALES),
+    "sparse-full-prefix": Primal(inputs=(BatchNorm(),), training_set=Sparse(Strided(3), Pooled(SCALES, prefix=2))),
+    "sparse-linear": Primal(features=mechanism("linear").features, training_set=Sparse(Window(2))),
+}
+PRIMALS = NAMED | VARIANTS
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape and a mask; its name is the test's id."""
+
+    queries: int
+    keys: int
+    mask: str = "none"
+    causal: bool = False
+
+    def __str__(self) -> str:
+        return f"L{self.queries}-S{self.keys}-{self.mask}{'-causal' if self.causal else ''}"
+
+    def arguments(self, batch: int, dtype: torch.dtype, generator: torch.Generator) -> dict:
+        """The mask arguments of `attention`."""
+        L, S = self.queries, self.keys
+        hide = torch.rand(batch, S, generator=generator) < 0.4
+        arguments: dict = {"is_causal": self.causal}
+        if self.mask == "padding":
+            hide[0] = True  # a row with nothing to see
+            arguments["key_padding_mask"] = hide
+        elif self.mask == "bias":
+            bias = torch.randn(batch, S, generator=generator, dtype=torch.float64)
+            arguments["key_padding_mask"] = bias.masked_fill(hide, -torch.inf).to(dtype)
+        elif self.mask == "attn":
+            arguments["attn_mask"] = torch.rand(L, S, generator=generator) < 0.3
+        elif self.mask == "attn-bias":
+            shown = torch.randn(batch, HEADS, L, S, generator=generator, dtype=torch.float64)
+            hidden = torch.rand(batch, HEADS, L, S, generator=generator) < 0.3
+            arguments["attn_mask"] = shown.masked_fill(hidden, -torch.inf).to(dtype)
+            arguments["key_padding_mask"] = hide
+        return arguments
+
+
+SHAPES = [(1, 1), (9, 9), (16, 16), (37, 37), (5, 13), (16, 7)]
+CASES = [
+    Case(L, S, mask, causal) for L, S in SHAPES for mask in ("none", "padding", "bias") for causal in (False, True)
+]
+CASES += [Case(L, S, mask) for L, S in SHAPES for mask in ("attn", "attn-bias")]
+
+
+def inputs(case: Case, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4) -> tuple:
+    """(q, k, v) that require gradients, and the mask arguments; `rounded` first, where it is given."""
+    batch, generator = 2, torch.Generator().manual_seed(0)
+    shapes = ((case.queries, dim), (case.keys, dim), (case.keys, dim + 1))
+    qkv = [torch.randn(batch, HEADS, n, d, generator=generator, dtype=torch.float64) for n, d in shapes]
+    masks = case.arguments(batch, rounded or dtype, generator)
+    masks = {n: m.to(dtype) if isinstance(m, Tensor) and m.is_floating_point() else m for n, m in masks.items()}
+    return tuple(x.to(rounded or dtype).to(dtype).requires_grad_() for x in qkv), masks
+
+
+def parameters(
+    primal: Primal, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4
+) -> dict:
+    """What the primal learns, moved away from its start, requiring gradients."""
+    generator = torch.Generator().manual_seed(1)
+    moved = {}
+    for name, start in primal.learned(HEADS, dim).items():
+        moved[name] = start.double() + 0.3 * torch.randn(start.shape, generator=generator, dtype=torch.float64)
+    return {n: x.to(rounded or dtype).to(dtype).requires_grad_() for n, x in moved.items()}
+
+
+def outputs_and_gradients(
+    primal: Primal, case: Case, impl: str, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """The output, and the gradient of every input and parameter for one fixed upstream gradient."""
+    qkv, masks = inputs(case, dtype, rounded)
+    learned = parameters(primal, dtype, rounded)
+    out = attention(*qkv, primal, impl=impl, parameters=learned, **masks)
+    assert isinstance(out, Tensor)
+    up = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    leaves = {"q": qkv[0], "k": qkv[1], "v": qkv[2]} | learned
+    up = up.to(rounded or dtype).to(dtype)
+    gradients = torch.autograd.grad(out, list(leaves.values()), up, allow_unused=True)
+    zeros = (torch.zeros_like(x) if g is None else g for x, g in zip(leaves.values(), gradients, strict=True))
+    return {"out": out.detach()} | dict(zip((f"grad {n}" for n in leaves), zeros, strict=True))
+
+
+def exists(primal: Primal, case: Case) -> bool:
+    """Whether the semantics define this case: a causal form, a mask that pooled heads take, a grid that fits."""
+    if case.causal and primal.causal_refusal(HEADS):
+        return False
+    if case.mask.startswith("attn") and any(s > 1 for s in primal.training_set.head_scales(HEADS)):
+        return False
+    squares = (1, 9, 16)
+    return "Conv2d" not in repr(primal) or (case.queries in squares and case.keys in squares)
+
+
+def runs(primal: Primal, case: Case, impl: str) -> bool:
+    """Whether this executor takes the case."""
+    if not exists(primal, case):
+        return False
+    qkv, masks = inputs(case)
+    return dict(plan(*qkv, primal, **masks).candidates)[impl] is None
+
+
+def relative_error(value: Tensor, truth: Tensor) -> float:
+    """The largest deviation, relative to the largest entry of the truth (at least 1)."""
+    return float((value.double() - truth).abs().max() / truth.abs().max().clamp(min=1.0)) if truth.numel() else 0.0
+
+
+PAIRS = [(name, impl) for name, primal in PRIMALS.items() for impl in FAST if runs(primal, Case(16, 16), impl)]
