@@ -56,18 +56,21 @@ def _attend(p: Problem) -> Tensor:
     training_set = p.primal.training_set
     assert isinstance(training_set, Sparse)
     length = training_set.points(p.scale, p.k.shape[2])
-    if p.is_causal and (p.scale > 1 or not _flex_runs(p)):
-        _, q, causal = sdpa.one_sided_causal(p)
-        complete = Pool(causal.keys[:, :, :, -1], causal.values[:, :, :, -1], _last(causal.seen), _last(causal.bias))
-        running = Pool(
-            causal.keys.flatten(2, 3), causal.values.flatten(2, 3), _by_query(causal.seen), _by_query(causal.bias)
-        )
-        out = gathered.attend(q.flatten(2, 3), complete, running, training_set.pattern, length, p.scale, p.dropout_p)
-        return out[:, :, : p.q.shape[2]]
-    q, points, _ = sdpa.one_sided(p)
-    if _flex_runs(p):
-        return _flex(p, q, points, training_set, length)
-    return gathered.attend(q, points, None, training_set.pattern, length, p.scale, p.dropout_p)
+    if not p.is_causal:
+        q, points, _ = sdpa.one_sided(p)
+        if _flex_runs(p):
+            return _flex(p, q, points, training_set, length)
+        return gathered.attend(q, points, None, training_set.pattern, length, p.scale, p.dropout_p)
+    _, rows, causal = sdpa.one_sided_causal(p)
+    q = rows.flatten(2, 3)
+    complete = Pool(causal.keys[:, :, :, -1], causal.values[:, :, :, -1], _last(causal.seen), _last(causal.bias))
+    if p.scale == 1 and _flex_runs(p):
+        return _flex(p, q, complete, training_set, length)
+    running = Pool(
+        causal.keys.flatten(2, 3), causal.values.flatten(2, 3), _by_query(causal.seen), _by_query(causal.bias)
+    )
+    out = gathered.attend(q, complete, running, training_set.pattern, length, p.scale, p.dropout_p)
+    return out[:, :, : p.q.shape[2]]
 
 
 def _last(x: Tensor | None) -> Tensor | None:
@@ -81,8 +84,9 @@ def _by_query(x: Tensor | None) -> Tensor | None:
 def _flex(p: Problem, q: Tensor, points: Pool, training_set: Sparse, length: int) -> Tensor:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    tokens, scale, seen, bias = p.k.shape[2], p.scale, points.seen, points.bias
-    coordinate = training_set.coordinate(torch.arange(q.shape[2], device=q.device), scale, tokens)
+    coordinate = training_set.coordinate(torch.arange(q.shape[2], device=q.device), p.scale, p.k.shape[2])
+    seen = None if points.seen is None else points.seen.expand(q.shape[0], -1, -1)
+    bias = None if points.bias is None else points.bias.expand(*q.shape[:2], -1)
 
     def kept(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         ok = training_set.pattern.allows(coordinate[i], j, length)
@@ -91,7 +95,7 @@ def _flex(p: Problem, q: Tensor, points: Pool, training_set: Sparse, length: int
 
     def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert bias is not None
-        return score + bias[b, 0, j]
+        return score + bias[b, h, j]
 
     mask = create_block_mask(
         kept, None if seen is None else q.shape[0], None, q.shape[2], points.keys.shape[2], q.device
