@@ -74,7 +74,8 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     if not isinstance(primal.normalizer, KernelSum):  # there exp(shift) does not cancel
         x = x.squeeze(3) if per_query else x.squeeze(2)
         h = primal.normalizer.h(x, h * shift.exp()) * (-shift).exp()
-    _check_normalizer(h, empty)
+    if not (isinstance(primal.features, Exponential) and isinstance(primal.normalizer, KernelSum)):  # there h ≥ 1
+        _check_normalizer(h, empty)
     weights = kernel / h.masked_fill(empty, 1.0)  # [B, H, L, W]
 
     dropped = weights if primal.features.finite else dropout(weights, p.dropout_p)
