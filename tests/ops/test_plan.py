@@ -15,7 +15,8 @@ EXPECTED |= {name: "block_sparse" for name in mechanisms() if name.startswith("s
 
 @pytest.mark.parametrize("name", mechanisms())
 def test_each_mechanism_has_its_executor(name: str) -> None:
-    chosen = plan(q, q, q, name)
+    long = torch.randn(1, 8, 1024, 4)
+    chosen = plan(long, long, long, name)
     assert chosen.impl == EXPECTED[name]
     assert chosen.reason in chosen.explain()
     assert ("not linear" in chosen.explain()) == (chosen.impl != "linear")
@@ -31,6 +32,13 @@ def test_a_mask_per_query_takes_linear_attention_to_the_reference() -> None:
     chosen = plan(q, q, q, "linear", attn_mask=mask)
     assert chosen.impl == "reference"
     assert "not linear: an attn_mask gives every query its own keys" in chosen.explain()
+
+
+def test_few_keys_are_not_worth_taking_apart() -> None:
+    chosen = plan(q, q, q, "sparse")
+    assert chosen.impl == "sdpa"
+    assert "not block_sparse: 12 of 9 keys in pieces cost more than the dense mask" in chosen.explain()
+    assert plan(q, q, q, "sparse", impl="block_sparse").impl == "block_sparse"
 
 
 def test_a_pattern_of_one_s_own_runs_on_the_dense_mask() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from primaldual import attention
-from support.battery import HEADS, NAMED, PRIMALS, Case, inputs, parameters
+from support.battery import FASTEST, HEADS, NAMED, PRIMALS, Case, inputs, parameters
 
 
 # with k-means a nudge can move a key to another cluster: the function has jumps
@@ -18,7 +18,8 @@ def test_gradcheck(name: str) -> None:
     learned = parameters(primal, dim=2)
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
-        return attention(*tensors[:3], primal, parameters=dict(zip(learned, tensors[3:], strict=True)), **masks)
+        named = dict(zip(learned, tensors[3:], strict=True))
+        return attention(*tensors[:3], primal, parameters=named, impl=FASTEST[name], **masks)
 
     assert torch.autograd.gradcheck(run, (*qkv, *learned.values()), fast_mode=True)
 
@@ -30,7 +31,7 @@ def compiled_equals_eager(name: str, backend: str, causal: bool = False) -> None
     learned = parameters(primal)
 
     def run(q, k, v, learned):
-        return attention(q, k, v, primal, parameters=learned, **masks)
+        return attention(q, k, v, primal, parameters=learned, impl=FASTEST[name], **masks)
 
     eager = run(*qkv, learned)
     compiled = torch.compile(run, backend=backend, fullgraph=True)(*qkv, learned)
@@ -65,7 +66,7 @@ def test_vmap_equals_a_loop(name: str) -> None:
     _, masks = inputs(Case(16, 16, "padding"))
 
     def run(q, k, v):
-        return attention(q, k, v, primal, **masks)
+        return attention(q, k, v, primal, impl=FASTEST[name], **masks)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
@@ -80,7 +81,7 @@ def test_autocast_gives_bfloat16_close_to_float32(name: str) -> None:
     q, k, v = (torch.randn(2, HEADS, 16, 8) for _ in range(3))
     exact = attention(q, k, v, primal)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attention(q, k, v, primal)
+        found = attention(q, k, v, primal, impl=FASTEST[name])
     # products are rounded to 8 bits; scores of order 1 and a few roundings in sequence
     tolerance = 0.1 if name not in ("unit", "linear-unit") else 0.1 * float(exact.abs().max())
     assert (found.float() - exact).abs().max() < tolerance

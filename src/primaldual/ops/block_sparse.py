@@ -19,6 +19,9 @@ from . import gathered, sdpa
 from .pooling import Pool
 from .problem import Problem
 
+WORTHWHILE = 5
+"""Pieces pay when they hold at most one key in so many: measured on a CPU, where they break even near 400 keys."""
+
 SMALLEST_HEAD = 16
 """FlexAttention's least head dimension; smaller heads are padded with zeros."""
 
@@ -41,6 +44,19 @@ def refusal(problem: Problem) -> str | None:
     if training_set.pattern.pieces(problem.k.shape[2]) is None and not _flex_runs(problem):
         return f"{training_set.pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
     return None
+
+
+def pass_over(problem: Problem) -> str | None:
+    """Why `auto` prefers another executor that can: few keys are scored cheaper together than in pieces."""
+    training_set = problem.primal.training_set
+    assert isinstance(training_set, Sparse)
+    length = training_set.points(min(problem.scales), problem.k.shape[2])
+    pieces = training_set.pattern.pieces(length)
+    if pieces is None:
+        return None
+    far = {None: 0, "residues": 1, "summary": pieces.summary}[pieces.far] * length // pieces.block
+    kept = 3 * pieces.block + far
+    return None if kept * WORTHWHILE <= length else f"{kept} of {length} keys in pieces cost more than the dense mask"
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:

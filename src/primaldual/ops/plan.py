@@ -25,7 +25,7 @@ _WHY = {
 
 
 class Candidate(NamedTuple):
-    """An executor, and why it cannot run the problem (None when it can)."""
+    """An executor, and why it does not run the problem (None when it could)."""
 
     impl: str
     refusal: str | None
@@ -54,6 +54,9 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
     if impl == "auto":
         if not able:
             raise UnsupportedError(f"no executor can compute this: {candidates[-1].refusal}")
+        if able[0] == "block_sparse" and (reason := block_sparse.pass_over(problem)):
+            candidates = tuple(c._replace(refusal=reason) if c.impl == able[0] else c for c in candidates)
+            able = able[1:]
         return Plan(able[0], _WHY[able[0]], candidates)
     refusal = dict(candidates)[impl]
     if refusal is not None:
