@@ -6,7 +6,7 @@ from torch import Tensor
 
 from primaldual import Primal, attention, mechanism
 from primaldual.ops import UnsupportedError, ZeroNormalizerError
-from primaldual.primal import KernelSum, Pooled, Taylor
+from primaldual.primal import KernelSum, Pooled, Taylor, Unit
 from support.battery import CASES, HEADS, PRIMALS, Case, exists, inputs, parameters
 
 
@@ -167,3 +167,18 @@ def test_pooling_over_a_grid_with_a_prefix() -> None:
     expected = (q[:, 1] @ keys.transpose(-1, -2) / 2).softmax(-1) @ values
     for impl in ("sdpa", "reference"):
         torch.testing.assert_close(attention(q, k, v, primal, impl=impl)[:, 1], expected)
+
+
+@pytest.mark.parametrize("name", [n for n in PRIMALS if n != "conv2d"])
+def test_no_keys_at_all_give_zeros(name: str) -> None:
+    q, none = torch.randn(2, HEADS, 5, 4), torch.randn(2, HEADS, 0, 4)
+    for impl in ("auto", "reference"):
+        assert torch.equal(attention(q, none, none, PRIMALS[name], impl=impl), torch.zeros(2, HEADS, 5, 4))
+    if name not in ("sh-max", "sh-conv"):
+        assert attention(q, none, none, PRIMALS[name], need_weights=True)[1].shape == (2, HEADS, 5, 0)
+
+
+def test_an_unnormalised_exponential_overflows_to_inf() -> None:
+    q = torch.full((1, 1, 2, 1), 40.0)
+    hidden = torch.tensor([[False, True]])
+    assert (attention(q, q, torch.ones_like(q), Primal(normalizer=Unit()), key_padding_mask=hidden) == torch.inf).all()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ..primal import Primal
-from .rewrites import PoolBeforeProjection, Reassociate, RowConstantsCancel
+from .rewrites import GroupHeadsByScale, PoolBeforeProjection, Reassociate, RowConstantsCancel
 
 
 class Cost(NamedTuple):
@@ -34,23 +34,23 @@ def count(primal: Primal, *, queries: int, keys: int, heads: int, head_dim: int,
     linear = rewritten and Reassociate.refusal(primal) is None
     projection = maps = attention = 0
     scales = primal.training_set.head_scales(heads)
-    for scale in scales:
-        points = primal.training_set.points(scale, N)
-        projection += 2 * 2 * (points if early else N) * E * D
+    for scale, members in GroupHeadsByScale.groups(scales):
+        H, points = len(members), primal.training_set.points(scale, N)
+        projection += H * 2 * 2 * (points if early else N) * E * D
         if scale > 1 and not early:
-            maps += 2 * D * N  # pooling, of this head's keys and values
+            maps += H * 2 * D * N  # pooling, of this head's keys and values
         for map_ in primal.point_maps:
             both = not (one_sided and map_ is primal.point_maps[-1])
-            maps += 2 * D * (L + points if both else L)
-            maps += {"nothing": 0, "mean": 1, "variance": 3}[map_.needs] * points * D
+            maps += H * 2 * D * (L + points if both else L)
+            maps += H * {"nothing": 0, "mean": 1, "variance": 3}[map_.needs] * points * D
         for token_map in primal.token_maps:
             taps = sum(kernel.numel() for kernel in token_map.learned(1, D).values())
-            maps += 2 * taps * (L + N) * D
+            maps += H * 2 * taps * (L + N) * D
         if linear:
             F = primal.features.dim(D)
-            attention += 2 * (L + points) * F * (D + 1)
+            attention += H * 2 * (L + points) * F * (D + 1)
         else:
-            attention += 2 * 2 * D * _pairs(primal, scale, L, N, rewritten)
+            attention += H * 2 * 2 * D * _pairs(primal, scale, L, N, rewritten)
     if early:
         maps += E * N * sum(s > 1 for s in set(scales))  # pooling, of the layer's input, once per scale
     return Cost(projection, maps, attention)

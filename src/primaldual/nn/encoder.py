@@ -31,6 +31,8 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     torch.Size([2, 30, 64])
     """
 
+    self_attn: MultiheadAttention  # type: ignore[assignment]  # torch's is of its own class
+
     def __init__(
         self,
         d_model: int,
@@ -49,6 +51,8 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         projection: Literal["linear", "shared"] | ConvProjection = "linear",
         impl: str = "auto",
     ) -> None:
+        if d_model <= 0 or nhead <= 0 or d_model % nhead:
+            raise ValueError(f"d_model must be a positive multiple of nhead, got d_model={d_model}, nhead={nhead}")
         super().__init__(
             d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias,
             device, dtype,
@@ -59,7 +63,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         )  # fmt: skip
         if attention.primal.residual:
             raise ValueError("the encoder layer adds the residual itself; give it a Primal with residual=False")
-        self.self_attn = attention  # type: ignore[assignment]  # torch's annotation names its own class
+        self.self_attn = attention
 
     def forward(
         self,

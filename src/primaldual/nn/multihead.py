@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from ..ops import CausalFormError, attention
+from ..ops import EXECUTORS, CausalFormError, attention
+from ..ops.problem import check_padding
 from ..primal import Primal, as_primal
 from . import pooled
 from .projection import ConvProjection, DepthwiseConv
@@ -73,6 +74,10 @@ class MultiheadAttention(nn.Module):
             raise ValueError(
                 f"embed_dim must be a positive multiple of num_heads, got embed_dim={embed_dim}, num_heads={num_heads}"
             )
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout!r}")
+        if impl not in ("auto", *EXECUTORS):
+            raise ValueError(f"impl must be one of auto, {', '.join(EXECUTORS)}; got {impl!r}")
         self.primal = as_primal(mechanism)
         self.primal.training_set.head_scales(num_heads)  # raises when scales and heads disagree
         is_softmax = self.primal == Primal(bias=self.primal.bias, residual=self.primal.residual)
@@ -163,6 +168,7 @@ class MultiheadAttention(nn.Module):
         key = of_key
         if query.dim() == 2 and key_padding_mask is not None:
             key_padding_mask = key_padding_mask.unsqueeze(0)
+        self._check_inputs(x, key, value, key_padding_mask)
         attn_mask = self._four_d(attn_mask, x, key)
         heads, weights = self._attend(x, key, value, key_padding_mask, need_weights, attn_mask, is_causal)
         if self.mechanism_bias is not None:
@@ -251,6 +257,21 @@ class MultiheadAttention(nn.Module):
         padding, mask = (None if m is None else pad(m, (0, extra)) for m in (padding, mask))
         return k, v, padding, mask, False
 
+    def _check_inputs(self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+        sizes = (self.embed_dim, self.kdim, self.vdim)
+        if (x.shape[2], key.shape[2], value.shape[2]) != sizes:
+            raise ValueError(
+                f"query, key and value must have {sizes[0]}, {sizes[1]} and {sizes[2]} channels, got "
+                f"{x.shape[2]}, {key.shape[2]} and {value.shape[2]}"
+            )
+        if key.shape[:2] != value.shape[:2] or key.shape[0] != x.shape[0]:
+            raise ValueError(
+                "query, key and value must agree in batch, key and value in length; got [batch, length] = "
+                f"{list(x.shape[:2])}, {list(key.shape[:2])}, {list(value.shape[:2])}"
+            )
+        if padding is not None:
+            check_padding("key_padding_mask", padding, (key.shape[0], key.shape[1]))
+
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
             return x.unsqueeze(0)
@@ -258,9 +279,9 @@ class MultiheadAttention(nn.Module):
 
     def _four_d(self, mask: Tensor | None, x: Tensor, key: Tensor) -> Tensor | None:
         """torch's [N·heads, L, S] as [N, heads, L, S]."""
-        if mask is None or mask.dim() == 2:
-            return mask
         N, L, S = x.shape[0], x.shape[1], key.shape[1]
+        if mask is None or mask.shape == (L, S):
+            return mask
         if mask.shape != (N * self.num_heads, L, S):
             raise ValueError(
                 f"attn_mask must be [queries, keys] = {[L, S]} or [batch·heads, queries, keys] = "

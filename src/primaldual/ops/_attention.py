@@ -60,7 +60,7 @@ def attention(
         is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
     )  # fmt: skip
     output, weights = EXECUTORS[choose(problem, impl).impl].run(problem)
-    return output if weights is None else (output, weights)
+    return output if weights is None else (output, weights[..., : k.shape[2]])
 
 
 def plan(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..dual import GroupHeadsByScale
 from ..primal import Primal
@@ -100,6 +101,10 @@ def state(
             "projections. Use primaldual.MultiheadAttention, or residual=False."
         )
     scales = primal.training_set.head_scales(H)
+    if S == 0:  # no keys at all: one that is hidden, so that every query sees none
+        k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+        key_padding_mask, attn_mask = q.new_ones(B, 1, dtype=torch.bool), None
+        S = 1
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p!r}")
     if is_causal and (reason := primal.causal_refusal(H)):
@@ -172,9 +177,20 @@ def _padding(name: str, mask: Tensor | None, shape: tuple[int, int]) -> tuple[Te
     """(hidden [B, 1, N], bias [B, 1, N] or None) of a padding mask [B, N]."""
     if mask is None:
         return None, None
+    check_padding(name, mask, shape)
+    return _split(mask.unsqueeze(1))
+
+
+def check_padding(name: str, mask: Tensor, shape: tuple[int, int]) -> None:
+    """Raise unless this is a padding mask for (batch, length)."""
     if mask.shape != shape:
         raise ValueError(f"{name} must be [batch, length] = {list(shape)}, got {list(mask.shape)}")
-    return _split(name, mask.unsqueeze(1))
+    _check_mask_dtype(name, mask)
+
+
+def _check_mask_dtype(name: str, mask: Tensor) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"{name} must be boolean (True hides) or floating point (added), got {mask.dtype}")
 
 
 def _attention_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:
@@ -188,15 +204,14 @@ def _attention_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Ten
             f"attn_mask must be [queries, keys] = {[L, S]} or [batch or 1, heads or 1, queries, keys] = {list(shape)}, "
             f"got {list(mask.shape)}"
         )
-    return _split("attn_mask", mask if mask.dim() == 4 else mask[None, None])
+    _check_mask_dtype("attn_mask", mask)
+    return _split(mask if mask.dim() == 4 else mask[None, None])
 
 
-def _split(name: str, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """A boolean mask hides where True; in a float mask −inf hides and finite values are added to the scores."""
     if mask.dtype == torch.bool:
         return mask, None
-    if not mask.is_floating_point():
-        raise ValueError(f"{name} must be boolean (True hides) or floating point (added), got {mask.dtype}")
     hidden = mask == -torch.inf
     return hidden, mask.masked_fill(hidden, 0.0)
 

@@ -58,23 +58,19 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     if p.attn_bias is not None:
         bias = bias + p.attn_bias
 
-    # the kernel, up to a factor exp(shift) per query that keeps the exponential in range
+    # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range
+    softmax = isinstance(primal.features, Exponential) and isinstance(primal.normalizer, KernelSum)
     if isinstance(primal.features, Exponential):
-        scores = _rows(primal.features.log_kernel(x, keys)) + bias
-        scores = scores.masked_fill(~seen, -torch.inf)
-        shift = scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
-        kernel = (scores - shift).exp()
+        scores = (_rows(primal.features.log_kernel(x, keys)) + bias).masked_fill(~seen, -torch.inf)
+        if softmax:
+            scores = scores - scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
+        kernel = scores.exp()
     else:
         kernel = _rows(primal.features.kernel(x, keys, p.parameters)) * bias.exp()
         kernel = kernel.masked_fill(~seen, 0.0)
-        shift = torch.zeros_like(kernel[..., :1])
 
-    # the normaliser
-    h = kernel.sum(-1, keepdim=True)
-    if not isinstance(primal.normalizer, KernelSum):  # there exp(shift) does not cancel
-        x = x.squeeze(3) if per_query else x.squeeze(2)
-        h = primal.normalizer.h(x, h * shift.exp()) * (-shift).exp()
-    if not (isinstance(primal.features, Exponential) and isinstance(primal.normalizer, KernelSum)):  # there h ≥ 1
+    h = primal.normalizer.h(x.squeeze(3 if per_query else 2), kernel.sum(-1, keepdim=True))
+    if not softmax:  # there h ≥ 1
         _check_normalizer(h, empty)
     weights = kernel / h.masked_fill(empty, 1.0)  # [B, H, L, W]
 

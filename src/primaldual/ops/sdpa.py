@@ -15,7 +15,7 @@ from ..dual import RowConstantsCancel
 from ..primal import Exponential, KernelSum, Moments, PointMap
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .problem import Problem
-from .statistics import causal_moments, masked_moments, moments
+from .statistics import causal_moments, first_key, masked_moments, moments
 
 
 def refusal(problem: Problem) -> str | None:
@@ -67,6 +67,8 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
             assert take is not None
             found = masked_moments(last, keys, take)
         q = RowConstantsCancel.query(q, last, found, p.parameters)
+        if last.needs == "variance":
+            keys = keys - keys.detach().mean(2, keepdim=True)  # cancels, and keeps large 1/σ² from magnifying rounding
     return q, points._replace(keys=keys), take
 
 
@@ -86,6 +88,10 @@ def one_sided_causal(p: Problem) -> tuple[Tensor, Tensor, CausalPool]:
         of_first, of_rest = causal_moments(last, points)
         first = RowConstantsCancel.query(first, last, of_first, p.parameters)
         rest = RowConstantsCancel.query(rest, last, of_rest, p.parameters)
+        if last.needs == "variance":  # as above
+            origin = first_key(points)
+            head = points.prefix._replace(keys=points.prefix.keys - origin)
+            points = points._replace(prefix=head, keys=points.keys - origin.unsqueeze(3))
     return first, rest, points
 
 

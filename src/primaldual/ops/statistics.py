@@ -47,7 +47,9 @@ def causal_moments(map_: PointMap, points: CausalPool) -> tuple[Moments, Moments
     """Over the complete windows before each query and its running one: [B, H, P, D] for the prefix, [B, H, W, s, D]."""
     if map_.needs == "nothing":
         return Moments(None, None), Moments(None, None)
-    wide = torch.promote_types(points.keys.dtype, torch.float32)
+    wide = kept = torch.promote_types(points.keys.dtype, torch.float32)
+    if map_.needs == "variance" and points.keys.device.type != "mps":
+        wide = torch.float64  # a difference of running sums, magnified by 1/σ² where a query sees few keys
     first, running = points.prefix.keys.to(wide), points.keys.to(wide)
     first_seen = _ones(first) if points.prefix.seen is None else points.prefix.seen.unsqueeze(-1).to(wide)
     seen = _ones(running) if points.seen is None else points.seen.unsqueeze(-1).to(wide)
@@ -62,17 +64,26 @@ def causal_moments(map_: PointMap, points: CausalPool) -> tuple[Moments, Moments
     mean = means(first, running)
     if map_.needs == "mean":
         return Moments(mean[0], None), Moments(mean[1], None)
-    # deviations from the first key there is: whoever sees any key sees that one, so nothing later leaks in
-    batch = (running.shape[0], running.shape[1], -1, -1)
-    tokens = torch.cat([first, running.flatten(2, 3)], dim=2).detach()
-    exists = torch.cat([first_seen.expand(batch), seen.flatten(2, 3).expand(batch)], dim=2)
-    centre = tokens.gather(2, exists.argmax(2, keepdim=True).expand(-1, -1, -1, tokens.shape[-1]))
+    centre = first_key(points).to(wide)
     square = means((first - centre).square(), (running - centre.unsqueeze(2)).square())
     variance = (
         (square[0] - (mean[0] - centre).square()).clamp(min=0),
         (square[1] - (mean[1] - centre.unsqueeze(2)).square()).clamp(min=0),
     )
-    return Moments(mean[0], variance[0]), Moments(mean[1], variance[1])
+    return Moments(mean[0].to(kept), variance[0].to(kept)), Moments(mean[1].to(kept), variance[1].to(kept))
+
+
+def first_key(points: CausalPool) -> Tensor:
+    """The first key there is, [B, H, 1, D], without gradient.
+
+    Whoever sees any key sees that one: as the origin of deviations it keeps differences accurate and leaks nothing.
+    """
+    running = points.keys.detach().flatten(2, 3)
+    tokens = torch.cat([points.prefix.keys.detach(), running], dim=2)
+    if points.seen is None or points.prefix.seen is None:
+        return tokens[:, :, :1]
+    exists = torch.cat([points.prefix.seen, points.seen.flatten(2, 3)], dim=2).expand(*tokens.shape[:2], -1)
+    return tokens.gather(2, exists.int().argmax(2, keepdim=True).unsqueeze(-1).expand(-1, -1, -1, tokens.shape[-1]))
 
 
 def _earlier(running: Tensor) -> Tensor:

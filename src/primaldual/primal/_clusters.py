@@ -23,7 +23,7 @@ def cluster(keys: Tensor, seen: Tensor, prefix: int, scale: int, steps: int) -> 
     member = (rank.unsqueeze(-2) == clusters[:, None] * scale) & valid.unsqueeze(-2)  # [B, H, K, S]: the start
     exists = member.any(-1)  # [B, H, K]
     centres = torch.zeros_like(points[..., : clusters.numel(), :])
-    for _ in range(steps):
+    for _ in range(steps if clusters.numel() else 0):
         count = member.sum(-1, keepdim=True)
         # a cluster that lost all its keys keeps its centre
         centres = torch.where(count > 0, member.to(points.dtype) @ points / count.clamp(min=1), centres)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
 
@@ -65,6 +65,9 @@ class Spec:
         unknown = set(data) - known - {"kind"}
         if unknown:
             raise ValueError(f"{kind} has no field {sorted(unknown)}; it has {sorted(known)}")
+        needed = {f.name for f in fields(target) if f.default is MISSING and f.default_factory is MISSING}
+        if missing := needed - set(data):
+            raise ValueError(f"{kind} needs the field {', '.join(sorted(missing))}; got {sorted(set(data) - {'kind'})}")
         return target(**{name: _decode(value) for name, value in data.items() if name != "kind"})
 
     def text(self, x: str = "x") -> str:

@@ -134,7 +134,6 @@ class Taylor(FeatureMap):
         return _MONOMIAL + rf"_{{n_1+\cdots+n_D\le {self.degree}}},\quad z={x}/\sqrt[4]{{D}}"
 
 
-@torch.compiler.assume_constant_result
 def _monomials(head_dim: int, degree: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """For each degree: the parent of every monomial, its last coordinate, and the ratio of their coefficients."""
     tables = []
@@ -204,7 +203,6 @@ class RandomFeatures(FeatureMap):
         return rf"\exp(\Omega z-\tfrac12\|z\|^2)/\sqrt{{{self.count}}},\quad z={x}/\sqrt[4]{{D}}"
 
 
-@torch.compiler.assume_constant_result
 def _orthogonal_gaussian(count: int, head_dim: int, seed: int) -> list[list[float]]:
     """[count, head_dim]: Gaussian rows, orthogonal within each block of head_dim, with their own χ lengths.
 
@@ -218,3 +216,9 @@ def _orthogonal_gaussian(count: int, head_dim: int, seed: int) -> list[list[floa
     rows = (q * np.sign(np.diagonal(r, axis1=1, axis2=2))[:, None]).reshape(-1, head_dim)[:count]
     lengths = np.linalg.norm(generator.standard_normal((count, head_dim)), axis=-1, keepdims=True)
     return (rows * lengths).tolist()
+
+
+# torch.compile evaluates these once instead of tracing them. torch.compiler.assume_constant_result sets the same mark,
+# but loads the whole compiler to do so: seconds, at every import of this package.
+for _constant in (_monomials, _orthogonal_gaussian):
+    _constant._dynamo_marked_constant = True  # type: ignore[union-attr]

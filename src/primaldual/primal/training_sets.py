@@ -99,6 +99,10 @@ class Pooled(TrainingSet):
 
     def __post_init__(self) -> None:
         if self.scales is not None:
+            if not isinstance(self.scales, tuple | list):
+                raise ValueError(
+                    f"Pooled: scales must name one scale per head, such as (1, 1, 2, 2); got {self.scales!r}"
+                )
             object.__setattr__(self, "scales", tuple(self.scales))
             if not self.scales:
                 raise ValueError("Pooled: scales must name one scale per head, got none")

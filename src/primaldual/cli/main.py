@@ -1,0 +1,130 @@
+"""`primaldual mechanisms`, `primaldual explain NAME`, `primaldual demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .. import __version__, derive
+from ..demo import DemoError, Recipe, run_demo
+from ..demo.terminal import summary_table
+from ..primal import mechanism
+from .options import pair_option, pattern_option, scales_option, size_option
+from .table import LEGEND, mechanisms_table
+
+app = typer.Typer(
+    name="primaldual",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    help="State a neural-network layer and the data it is fitted to; get the attention that is its dual.",
+    epilog="**Start here**\n\n- `primaldual mechanisms`\n\n- `primaldual explain bn+sh`\n\n- `primaldual demo`",
+)
+console = Console()
+errors = Console(stderr=True)
+
+
+def _fail(message: object, status: int) -> typer.Exit:
+    """Print one line to stderr and give the exit to raise."""
+    errors.print(f"[bold red]error:[/] {_escape(str(message))}", soft_wrap=True, highlight=False)
+    return typer.Exit(status)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"primaldual {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("mechanisms")
+def mechanisms_command() -> None:
+    """List every named mechanism and the primal layer that it is the dual of.
+
+    Each is a value of `Primal`: features Φ, normaliser h, input maps T and training set S.
+    """
+    console.print(mechanisms_table())
+    console.print(LEGEND, style="dim", highlight=False)
+    console.print("primaldual explain NAME derives one of them.", style="dim", highlight=False)
+
+
+@app.command(
+    epilog="**Examples**\n\n- `primaldual explain bn --beta 0.6`\n\n- `primaldual explain sh --scales 1,1,2,2 --latex`"
+    "\n\n- `primaldual explain conv2d --size 3x3 --grid 14x14`\n\n- `primaldual explain sparse --pattern window:16`"
+)
+def explain(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `primaldual mechanisms`.", show_default=False)],
+    latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    beta: Annotated[float | None, typer.Option(help="`bn`: how much of the mean is taken off.")] = None,
+    learnable: Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")] = None,
+    full: Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")] = None,
+    scales: Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2`.")] = None,
+    how: Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")] = None,
+    prefix: Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")] = None,
+    size: Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")] = None,
+    causal: Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")] = None,
+    grid: Annotated[
+        str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="`sparse`: `strided`, `fixed` or `window`, with a size as in `window:16`.")
+    ] = None,
+) -> None:
+    """Derive a mechanism: its primal problem, the stationarity conditions, the attention that follows, its cost."""
+    if latex and markdown:
+        raise _fail("choose one of --latex and --markdown", 2)
+    try:
+        given: dict[str, Any] = {
+            "beta": beta, "learnable": learnable, "full": full, "scales": scales_option(scales), "how": how,
+            "prefix": prefix, "size": size_option(size), "causal": causal, "grid": pair_option("--grid", grid),
+            "pattern": pattern_option(pattern),
+        }  # fmt: skip
+        expansion = derive(mechanism(name, **{key: value for key, value in given.items() if value is not None}))
+        typer.echo(expansion.explain("latex" if latex else "markdown" if markdown else "text"))
+    except (ValueError, TypeError) as error:
+        raise _fail(error, 2) from None
+
+
+@app.command(epilog="**Examples**\n\n- `primaldual demo`\n\n- `primaldual demo --seeds 3 --epochs 10 --output quick`")
+def demo(
+    output: Annotated[Path, typer.Option(help="The folder to write into.")] = Path("primaldual-demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="Training runs per mechanism.")] = Recipe.seeds,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs per run.")] = Recipe.epochs,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds to stay within; 0: no limit.")] = Recipe.budget,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds other files.")] = False,
+) -> None:
+    """Derive, check and train the four softmax-family mechanisms on BasicMotions, and write a report.
+
+    Needs no network and under three minutes on two CPU cores. Writes `report.html`, `results.json` and `heads.png`.
+    """
+    recipe = Recipe(seeds=seeds, epochs=epochs, budget=budget or float("inf"))
+    try:
+        results = run_demo(output, recipe, force=force, console=console)
+    except DemoError as error:
+        raise _fail(error, error.status) from None
+    except KeyboardInterrupt:
+        raise _fail("stopped; nothing was written", 130) from None
+    console.print(summary_table(results))
+    for note in results.notes:
+        console.print(f"[yellow]note:[/] {_escape(note)}")
+    console.print(
+        f"{results.seconds:.0f} s. The report: [bold]{_escape(str((output / 'report.html').resolve()))}[/]",
+        soft_wrap=True,
+    )

@@ -1,0 +1,47 @@
+"""The named mechanisms as a table."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from ..primal import AllKeys, Exponential, KernelSum, Pooled, RmsNorm, Sparse, Spec, about, mechanism, mechanisms
+
+LEGEND = "exp: κ(x, y) = exp(x·y/√D). Σκ: h(x) = Σ_{j∈S} κ(x, k_j). μ: mean key. pooled: at each head's own scale."
+
+
+def mechanisms_table() -> Table:
+    """One line per mechanism: its primal layer in short, and what it is."""
+    table = Table(
+        title="y = W Φ(T x) / h(T x) + b, fitted to S", title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column("mechanism", style="bold cyan", no_wrap=True)
+    for heading in "ΦhTS":
+        table.add_column(heading, no_wrap=True)
+    table.add_column("what it is", overflow="fold")
+    for name in mechanisms():
+        primal = mechanism(name)
+        maps = ", ".join(map(_short, primal.inputs)) or "–"
+        parts = (_short(primal.features), _short(primal.normalizer), maps, _short(primal.training_set))
+        table.add_row(name, *parts, about(name))
+    return table
+
+
+def _short(spec: Spec) -> str:
+    """A spec in a word or two; those without a short form say what they are."""
+    match spec:
+        case Exponential():
+            return "exp"
+        case KernelSum():
+            return "Σκ"
+        case RmsNorm():
+            return "RMS norm"
+        case AllKeys():
+            return "all keys"
+        case Pooled():
+            return "pooled"
+        case Sparse(pattern, over):
+            kind = type(pattern).__name__.lower()
+            return kind if isinstance(over, AllKeys) else f"{kind}, {_short(over)}"
+        case _:
+            return spec.text()

@@ -1,0 +1,1 @@
+"""Reports: one self-contained HTML page, and the figures in it."""

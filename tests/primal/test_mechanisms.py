@@ -1,0 +1,136 @@
+"""The paper's mechanisms by name."""
+
+import pytest
+import torch
+
+from primaldual import Primal, attention, mechanism, mechanisms
+from primaldual.primal import (
+    AllKeys,
+    BatchNorm,
+    DepthwiseConv1d,
+    DepthwiseConv2d,
+    EluPlusOne,
+    Exponential,
+    Fixed,
+    KernelSum,
+    Pooled,
+    Recenter,
+    RmsNorm,
+    Sparse,
+    Strided,
+    Taylor,
+    Window,
+    about,
+    as_primal,
+)
+
+STATED = {
+    "softmax": Primal(),
+    "bn": Primal(inputs=(Recenter(1.0),)),
+    "sh": Primal(training_set=Pooled()),
+    "bn+sh": Primal(inputs=(Recenter(1.0),), training_set=Pooled()),
+    "conv1d": Primal(inputs=(DepthwiseConv1d(5),)),
+    "conv2d": Primal(inputs=(DepthwiseConv2d((2, 2)),)),
+    "linear": Primal(EluPlusOne()),
+    "linear-bn": Primal(EluPlusOne(), inputs=(Recenter(1.0),)),
+    "linear-sh": Primal(EluPlusOne(), training_set=Pooled()),
+    "linear-bn+sh": Primal(EluPlusOne(), inputs=(Recenter(1.0),), training_set=Pooled()),
+    "sparse": Primal(training_set=Sparse(Strided())),
+    "sparse-bn": Primal(inputs=(Recenter(1.0),), training_set=Sparse(Strided())),
+    "sparse-sh": Primal(training_set=Sparse(Strided(), Pooled())),
+    "sparse-bn+sh": Primal(inputs=(Recenter(1.0),), training_set=Sparse(Strided(), Pooled())),
+    "qk-norm": Primal(inputs=(RmsNorm(),)),
+}
+
+
+def test_every_name_of_the_paper_and_its_rival_is_there():
+    assert set(mechanisms()) == set(STATED)
+    assert len(mechanisms()) == 15
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_a_name_without_options_is_this_primal(name):
+    assert mechanism(name) == STATED[name]
+    assert about(name)
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_a_name_without_options_runs(name):
+    q, k, v = torch.randn(3, 2, 4, 9, 4)
+    assert attention(q, k, v, name).shape == (2, 4, 9, 4)
+    assert torch.equal(attention(q, k, v, name), attention(q, k, v, mechanism(name)))
+
+
+def test_the_primal_without_arguments_is_softmax_attention():
+    assert Primal() == Primal(Exponential(), KernelSum(), (), AllKeys(), bias=False, residual=False)
+    q, k, v = torch.randn(3, 2, 4, 9, 4, dtype=torch.float64)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(attention(q, k, v, Primal()), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("bn", {"beta": 0.6}, Primal(inputs=(Recenter(0.6),))),
+        ("bn", {"beta": 0.6, "learnable": True}, Primal(inputs=(Recenter(0.6, learnable=True),))),
+        ("bn", {"full": True, "eps": 1e-3, "beta": 0.5}, Primal(inputs=(BatchNorm(1e-3, 0.5),))),
+        ("sh", {"scales": (1, 4), "how": "max", "prefix": 1}, Primal(training_set=Pooled((1, 4), "max", 1))),
+        ("sh", {"scales": [1, 4], "grid": (4, 4)}, Primal(training_set=Pooled((1, 4), grid=(4, 4)))),
+        ("conv1d", {"size": 3, "causal": True}, Primal(inputs=(DepthwiseConv1d(3, causal=True),))),
+        ("conv2d", {"size": 3, "grid": (2, 5), "prefix": 1}, Primal(inputs=(DepthwiseConv2d((3, 3), (2, 5), 1),))),
+        ("linear", {"features": Taylor(2)}, Primal(Taylor(2))),
+        ("sparse", {"pattern": "fixed"}, Primal(training_set=Sparse(Fixed()))),
+        ("sparse", {"pattern": Window(7)}, Primal(training_set=Sparse(Window(7)))),
+        ("qk-norm", {"eps": 1e-3}, Primal(inputs=(RmsNorm(1e-3),))),
+        (
+            "sparse-bn+sh",
+            {"beta": 0.2, "scales": (2,), "pattern": "window"},
+            Primal(inputs=(Recenter(0.2),), training_set=Sparse(Window(), Pooled((2,)))),
+        ),
+    ],
+    ids=lambda x: x if isinstance(x, str) else (",".join(x) if isinstance(x, dict) else ""),
+)
+def test_options_go_where_they_belong(name, options, expected):
+    assert mechanism(name, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"), [("sofmax", "softmax"), ("bn-sh", "bn+sh"), ("conv", "conv1d"), ("sparse-bm", "sparse-bn")]
+)
+def test_an_unknown_name_is_an_error_that_offers_the_nearest(given, nearest):
+    with pytest.raises(
+        ValueError, match=f"unknown mechanism '{given}'; did you mean .*'{nearest}'".replace("+", r"\+")
+    ):
+        mechanism(given)
+
+
+def test_an_unknown_name_near_nothing_is_an_error_that_lists_all():
+    with pytest.raises(ValueError, match=r"There are: softmax, bn, sh, .*qk-norm"):
+        mechanism("zzz")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("softmax", {"beta": 1.0}, "'softmax' has no option 'beta'"),
+        ("bn", {"scales": (1,)}, "'bn' has no option 'scales'"),
+        ("bn", {"eps": 1e-5}, "'bn' has no option 'eps'"),
+        ("sh", {"scale": (1,), "window": 2}, "'sh' has no option 'scale', 'window'"),
+        ("linear", {"features": Exponential()}, "features must be a finite feature map, got Exponential"),
+        ("linear", {"features": "elu"}, "features must be a finite feature map, got 'elu'"),
+        ("sparse", {"pattern": "dilated"}, "pattern must be one of strided, fixed, window.*got 'dilated'"),
+        ("bn", {"beta": float("nan")}, "beta must be a finite number"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else ",".join(x),
+)
+def test_an_option_that_does_not_fit_is_an_error(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        mechanism(name, **options)
+
+
+def test_a_name_and_a_primal_are_both_taken():
+    primal = Primal(bias=True)
+    assert as_primal(primal) is primal
+    assert as_primal("bn") == mechanism("bn")
+    with pytest.raises(TypeError, match="expected a Primal or the name of a mechanism, got 3"):
+        as_primal(3)

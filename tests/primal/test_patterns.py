@@ -1,0 +1,105 @@
+"""Which keys a query of a sparse head sees."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from primaldual.primal import Fixed, Pattern, Strided, Window
+from primaldual.primal.patterns import near_root
+
+patterns = st.one_of(
+    st.builds(Strided, st.one_of(st.none(), st.integers(1, 12))),
+    st.builds(Window, st.one_of(st.none(), st.integers(0, 12))),
+    st.integers(1, 4).flatmap(lambda c: st.builds(Fixed, st.one_of(st.none(), st.integers(c, 12)), st.just(c))),
+)
+
+
+def allowed(pattern: Pattern, queries: int, length: int) -> list[list[bool]]:
+    return pattern.allows(torch.arange(queries)[:, None], torch.arange(length), length).tolist()
+
+
+@given(stride=st.integers(1, 12), length=st.integers(1, 30))
+def test_strided_keeps_the_near_and_every_lth(stride, length):
+    expected = [[abs(i - j) < stride or (i - j) % stride == 0 for j in range(length)] for i in range(length)]
+    assert allowed(Strided(stride), length, length) == expected
+
+
+@given(block=st.integers(1, 12), summary=st.integers(1, 12), length=st.integers(1, 30))
+def test_fixed_keeps_the_own_block_and_the_last_of_every_block(block, summary, length):
+    summary = min(summary, block)
+    expected = [
+        [i // block == j // block or j % block >= block - summary for j in range(length)] for i in range(length)
+    ]
+    assert allowed(Fixed(block, summary), length, length) == expected
+
+
+@given(radius=st.integers(0, 12), length=st.integers(1, 30))
+def test_window_keeps_the_near(radius, length):
+    expected = [[abs(i - j) <= radius for j in range(length)] for i in range(length)]
+    assert allowed(Window(radius), length, length) == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "root"), [(0, 1), (1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (12, 3), (13, 4), (100, 10), (1024, 32)]
+)
+def test_the_default_is_the_integer_nearest_to_the_root_of_the_length(length, root):
+    assert near_root(length) == root
+    for default, explicit in ((Strided(), Strided(root)), (Fixed(), Fixed(root)), (Window(), Window(root))):
+        assert allowed(default, length, length) == allowed(explicit, length, length)
+
+
+@given(pattern=patterns, queries=st.integers(1, 40), length=st.integers(1, 40))
+def test_every_query_with_a_key_of_its_own_place_sees_it(pattern, queries, length):
+    seen = allowed(pattern, queries, length)
+    assert all(seen[i][i] for i in range(min(queries, length)))
+
+
+@given(pattern=patterns, queries=st.integers(1, 40), length=st.integers(1, 40))
+def test_what_is_kept_lies_in_the_near_blocks_or_in_the_far_piece(pattern, queries, length):
+    pieces = pattern.pieces(length)
+    block = pieces.block
+    for i, row in enumerate(allowed(pattern, queries, length)):
+        for j, kept in enumerate(row):
+            near = abs(i // block - j // block) <= 1
+            far = {
+                None: False,
+                "residues": i % block == j % block,
+                "summary": j % block >= block - pieces.summary,
+            }[pieces.far]
+            assert not kept or near or far
+
+
+@given(pattern=patterns, length=st.integers(1, 40))
+def test_pieces_are_no_larger_than_they_must_be(pattern, length):
+    """Far away, everything in the far piece is kept: nothing is computed there to be thrown away."""
+    pieces = pattern.pieces(length)
+    block = pieces.block
+    seen = allowed(pattern, length, length)
+    for i in range(length):
+        for j in range(length):
+            if pieces.far == "residues" and i % block == j % block:
+                assert seen[i][j]
+            if pieces.far == "summary" and j % block >= block - pieces.summary:
+                assert seen[i][j]
+
+
+def test_a_pattern_that_does_not_say_where_its_keys_lie_has_no_pieces():
+    assert Pattern().pieces(10) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Strided(0), "stride must be an integer of at least 1, got 0"),
+        (lambda: Strided(2.0), "stride must be an integer of at least 1, got 2.0"),
+        (lambda: Fixed(4, 0), "summary must be an integer of at least 1, got 0"),
+        (lambda: Fixed(2, 3), "block must be an integer of at least 3, got 2"),
+        (lambda: Window(-1), "radius must be an integer of at least 0, got -1"),
+        (lambda: Window(True), "radius must be an integer of at least 0, got True"),
+    ],
+    ids=["stride 0", "stride 2.0", "summary 0", "summary over block", "radius -1", "radius True"],
+)
+def test_a_pattern_that_makes_no_sense_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
