@@ -26,7 +26,7 @@ def test_mechanisms_lists_every_name_with_what_it_is():
     assert result.exit_code == 0
     listed = {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
     assert listed >= set(primaldual.mechanisms())
-    assert "each head fitted to keys pooled at its own scale" in result.stdout
+    assert "Linear Attention-BN+SH" in result.stdout
 
 
 FORMS = [(name, "text") for name in primaldual.mechanisms()] + [("bn+sh", "latex"), ("linear", "markdown")]

@@ -5,20 +5,34 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from ..primal import AllKeys, Exponential, KernelSum, Pooled, RmsNorm, Sparse, Spec, about, mechanism, mechanisms
+from ..primal import (
+    AllKeys,
+    DepthwiseConv1d,
+    DepthwiseConv2d,
+    EluPlusOne,
+    Exponential,
+    KernelSum,
+    Pooled,
+    RmsNorm,
+    Sparse,
+    Spec,
+    about,
+    mechanism,
+    mechanisms,
+)
 
 LEGEND = "exp: κ(x, y) = exp(x·y/√D). Σκ: h(x) = Σ_{j∈S} κ(x, k_j). μ: mean key. pooled: at each head's own scale."
 
 
 def mechanisms_table() -> Table:
-    """One line per mechanism: its primal layer in short, and what it is."""
+    """One line per mechanism: its primal layer in short, and the paper's name for it."""
     table = Table(
         title="y = W Φ(T x) / h(T x) + b, fitted to S", title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     table.add_column("mechanism", style="bold cyan", no_wrap=True)
     for heading in "ΦhTS":
         table.add_column(heading, no_wrap=True)
-    table.add_column("what it is", overflow="fold")
+    table.add_column("known as", no_wrap=True)
     for name in mechanisms():
         primal = mechanism(name)
         maps = ", ".join(map(_short, primal.inputs)) or "–"
@@ -34,8 +48,14 @@ def _short(spec: Spec) -> str:
             return "exp"
         case KernelSum():
             return "Σκ"
+        case EluPlusOne():
+            return "elu + 1"
         case RmsNorm():
             return "RMS norm"
+        case DepthwiseConv1d():
+            return "Conv1D"
+        case DepthwiseConv2d():
+            return "Conv2D"
         case AllKeys():
             return "all keys"
         case Pooled():

@@ -12,21 +12,21 @@ from .patterns import Fixed, Pattern, Strided, Window
 from .training_sets import AllKeys, Pooled, Sparse, TrainingSet
 
 _ABOUT = {
-    "softmax": "softmax attention (Theorem 1)",
-    "bn": "Attention-BN: queries and keys re-centred by β times the mean key",
-    "sh": "Attention-SH: each head fitted to keys pooled at its own scale",
-    "bn+sh": "Attention-BN+SH: re-centred and pooled",
-    "conv1d": "Attention-Conv1D: queries and keys convolved along the tokens",
-    "conv2d": "Attention-Conv2D: queries and keys convolved over the patch grid",
-    "linear": "linear attention: Φ(x) = elu(x) + 1, cost O(N)",
-    "linear-bn": "linear attention, re-centred",
-    "linear-sh": "linear attention, pooled heads",
-    "linear-bn+sh": "linear attention, re-centred, pooled heads",
-    "sparse": "sparse attention: a strided subset of the keys per query",
-    "sparse-bn": "sparse attention, re-centred",
-    "sparse-sh": "sparse attention, pooled heads",
-    "sparse-bn+sh": "sparse attention, re-centred, pooled heads",
-    "qk-norm": "softmax attention of RMS-normalised queries and keys (today's rival of BN)",
+    "softmax": "softmax attention",
+    "bn": "Attention-BN",
+    "sh": "Attention-SH",
+    "bn+sh": "Attention-BN+SH",
+    "conv1d": "Attention-Conv1D",
+    "conv2d": "Attention-Conv2D",
+    "linear": "linear attention",
+    "linear-bn": "Linear Attention-BN",
+    "linear-sh": "Linear Attention-SH",
+    "linear-bn+sh": "Linear Attention-BN+SH",
+    "sparse": "sparse attention",
+    "sparse-bn": "Sparse Attention-BN",
+    "sparse-sh": "Sparse Attention-SH",
+    "sparse-bn+sh": "Sparse Attention-BN+SH",
+    "qk-norm": "QK-norm, BN's rival",
 }
 _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window": Window()}
 
@@ -37,7 +37,7 @@ def mechanisms() -> tuple[str, ...]:
 
 
 def about(name: str) -> str:
-    """A line about a named mechanism."""
+    """What the paper calls a named mechanism."""
     return _ABOUT[name]
 
 
