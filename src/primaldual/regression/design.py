@@ -1,0 +1,161 @@
+"""From keys to the kernel matrix of the regression: K_ij = κ(Tk_i, Tk_j) / (h(k_i) h(k_j)), un-rewritten and symmetric.
+
+For the exponential kernel everything is kept as logarithms until it has been scaled to order 1: trained heads reach
+scores at which κ, h and C themselves leave float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..dual import GroupHeadsByScale
+from ..ops.statistics import moments
+from ..primal import AllKeys, Exponential, KernelSum, Primal
+
+
+class PerQueryError(ValueError):
+    """Sparse and causal heads are one regression per query; name the query with `query=`."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """The training points of every problem. Problems are batch × heads; W is the most points a head has.
+
+    kernel is scaled so that its largest diagonal entry is 1: K = kernel · exp(log_scale).
+    """
+
+    primal: Primal  # over the points themselves: token maps and pooling are done
+    keys: Tensor  # [B, H, W, D], before T's point maps
+    targets: Tensor  # [B, H, W, Dv]
+    seen: Tensor  # bool [B, H, W]: the points that exist, over which T's statistics are taken
+    visible: Tensor  # bool [B, H, W]: those of the training set; fewer where a query has its own
+    kernel: Tensor  # [B, H, W, W]; rows of points that are not there are zero
+    log_scale: Tensor  # [B, H]
+    log_h: Tensor  # [B, H, W]: log |h(k_j)|
+    sign_h: Tensor  # [B, H, W]
+    parameters: Mapping[str, Tensor]
+
+    def mapped(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """T x and T k: queries and keys through the point maps, with the statistics of the keys."""
+        keys = self.keys
+        for map_ in self.primal.point_maps:
+            found = moments(map_, keys, self.seen)
+            x, keys = map_.apply(x, found, self.parameters), map_.apply(keys, found, self.parameters)
+        return x, keys
+
+    def weights(self, x: Tensor) -> Tensor:
+        """κ(Tx_i, Tk_j) / h(Tx_i): [B, H, L, D] to [B, H, L, W]."""
+        x, keys = self.mapped(x)
+        take = self.visible.unsqueeze(2)
+        if isinstance(self.primal.features, Exponential):
+            scores = self.primal.features.log_kernel(x, keys).masked_fill(~take, -torch.inf)
+            if isinstance(self.primal.normalizer, KernelSum):
+                return scores.softmax(-1)
+            kernel = scores.exp()
+        else:
+            kernel = self.primal.features.kernel(x, keys, self.parameters).masked_fill(~take, 0.0)
+        return kernel / self.primal.normalizer.h(x, kernel.sum(-1, keepdim=True))
+
+
+def design(
+    primal: Primal,
+    keys: Tensor,
+    targets: Tensor,
+    key_padding_mask: Tensor | None,
+    query: int | None,
+    is_causal: bool,
+    parameters: Mapping[str, Tensor] | None,
+) -> Design:
+    """Check, pool and map the keys [B, H, N, D] and targets [B, H, N, Dv], and form the kernel."""
+    B, H, N, D = keys.shape
+    per_query = is_causal or primal.training_set.visible(1, 1, N, keys.device) is not None
+    if per_query and query is None:
+        kind = "causal" if is_causal else "sparse"
+        raise PerQueryError(
+            f"{kind} heads are one regression per query: each query has its own training set. Give query=i"
+        )
+    if not per_query and query is not None:
+        raise PerQueryError("query= picks one of the regressions of a sparse or causal head; this head has only one")
+    if query is not None and not 0 <= query < N:
+        raise PerQueryError(f"query must be in [0, {N}), got {query}")
+    if is_causal and (reason := primal.causal_refusal(H)):
+        raise ValueError(f"is_causal=True: {reason}")
+    given = dict(primal.features.state(D)) | dict(parameters or {})
+    exists = torch.ones(B, N, dtype=torch.bool, device=keys.device)
+    if key_padding_mask is not None:
+        if key_padding_mask.shape != (B, N) or key_padding_mask.dtype != torch.bool:
+            raise ValueError(
+                f"key_padding_mask must be boolean [batch, keys] = {[B, N]}, got {key_padding_mask.dtype} "
+                f"{list(key_padding_mask.shape)}"
+            )
+        exists = ~key_padding_mask
+    tokens = exists
+    if is_causal:
+        assert query is not None
+        tokens = exists & (torch.arange(N, device=keys.device) <= query)
+    hidden = ~exists[:, None, :, None]
+    keys, targets = keys.masked_fill(hidden, 0.0), targets.masked_fill(hidden, 0.0)
+    for map_ in primal.token_maps:
+        keys = map_.tokens(keys, given).masked_fill(hidden, 0.0)
+    points, values, seen, visible = _pool(primal, keys, targets, tokens, query, given)
+    inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
+    return _with_kernel(inner, points, values, seen, visible, given)
+
+
+def _pool(
+    primal: Primal, keys: Tensor, targets: Tensor, tokens: Tensor, query: int | None, parameters: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Points of every head, padded to the longest head; those that exist; and those that the query's set holds."""
+    B, H, N, D = keys.shape
+    scales = primal.training_set.head_scales(H)
+    longest = max(primal.training_set.points(s, N) for s in scales)
+    points, values = keys.new_zeros(B, H, longest, D), targets.new_zeros(B, H, longest, targets.shape[-1])
+    seen = torch.zeros(B, H, longest, dtype=torch.bool, device=keys.device)
+    visible = torch.zeros_like(seen)
+    for scale, heads in GroupHeadsByScale.groups(scales):
+        index = torch.tensor(heads, device=keys.device)
+        reduced = primal.training_set.reduce(
+            keys[:, index], targets[:, index], tokens[:, None, None], scale, parameters
+        )
+        count = reduced.keys.shape[3]
+        points[:, index, :count] = reduced.keys.squeeze(2)
+        values[:, index, :count] = reduced.values.squeeze(2)
+        seen[:, index, :count] = reduced.seen.squeeze(2).expand(B, len(heads), -1)
+        subset = primal.training_set.visible(scale, N, N, keys.device)
+        visible[:, index, :count] = True if subset is None or query is None else subset[query]
+    return points, values, seen, visible & seen
+
+
+def _with_kernel(
+    primal: Primal, keys: Tensor, targets: Tensor, seen: Tensor, visible: Tensor, parameters: Mapping[str, Tensor]
+) -> Design:
+    mapped = keys
+    for map_ in primal.point_maps:  # statistics over all points of the head, not over the query's subset
+        mapped = map_.apply(mapped, moments(map_, mapped, seen), parameters)
+    pairs = visible.unsqueeze(-1) & visible.unsqueeze(-2)
+    if isinstance(primal.features, Exponential):
+        log_kernel = primal.features.log_kernel(mapped, mapped)
+        log_kernel = ((log_kernel + log_kernel.transpose(-1, -2)) / 2).masked_fill(~pairs, -torch.inf)
+        log_sum = torch.logsumexp(log_kernel, -1, keepdim=True).masked_fill(~visible.unsqueeze(-1), 0.0)
+        if isinstance(primal.normalizer, KernelSum):
+            log_h, sign = log_sum.squeeze(-1), torch.ones_like(log_sum.squeeze(-1))
+        else:
+            h = primal.normalizer.h(mapped, log_sum.exp()).squeeze(-1)
+            log_h, sign = h.abs().log().masked_fill(~visible, 0.0), h.sign()
+        log_k = log_kernel - log_h.unsqueeze(-1) - log_h.unsqueeze(-2)
+        signs = sign.unsqueeze(-1) * sign.unsqueeze(-2)
+    else:
+        kernel = primal.features.kernel(mapped, mapped, parameters).masked_fill(~pairs, 0.0)
+        h = primal.normalizer.h(mapped, kernel.sum(-1, keepdim=True)).squeeze(-1)
+        log_h, sign = h.abs().log().masked_fill(~visible, 0.0), h.sign()
+        log_k = kernel.abs().log() - log_h.unsqueeze(-1) - log_h.unsqueeze(-2)
+        signs = kernel.sign() * sign.unsqueeze(-1) * sign.unsqueeze(-2)
+    largest = log_k.diagonal(dim1=-2, dim2=-1).amax(-1)
+    log_scale = torch.where(largest.isfinite(), largest, 0.0)
+    scaled = signs * (log_k - log_scale[..., None, None]).exp()
+    targets = targets.where(visible.unsqueeze(-1), 0.0)
+    return Design(primal, keys, targets, seen, visible, scaled, log_scale, log_h, sign, parameters)

@@ -1,0 +1,204 @@
+"""Fit a primal layer to data: the paper's support vector regression, solved and certified."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..primal import Primal, as_primal
+from .certificate import Certificate, certify
+from .design import Design, design
+from .solver import Problem, solve
+
+
+class KernelError(ValueError):
+    """The kernel matrix is not finite or not positive semi-definite, so there is no such regression."""
+
+
+class NotConvergedWarning(UserWarning):
+    """The solver stopped at `max_iter`; the certificate says how far it got."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A solved regression. Shapes have the leading dimensions of the keys; W is the most points a head has.
+
+    alpha, alpha_tilde: the dual variables [..., W, Dv], α·α̃ = 0.
+    bias: b [..., Dv].
+    values: v = (α − α̃)/h(k) [..., W, Dv], what attention calls the values.
+    support: which points are support vectors for any output [..., W].
+    seen: which points are there [..., W]; pooled heads are padded to the longest.
+    """
+
+    primal: Primal
+    alpha: Tensor
+    alpha_tilde: Tensor
+    bias: Tensor
+    values: Tensor
+    support: Tensor
+    seen: Tensor
+    iterations: int
+    certificate: Certificate
+    C: Tensor
+    epsilon: float
+    design: Design
+    leading: tuple[int, ...]
+
+    def predict(self, x: Tensor, by: Literal["dual", "primal"] = "dual") -> Tensor:
+        """f at the points x [..., L, D].
+
+        Args:
+            x: queries; token maps of the primal see them as one sequence.
+            by: "dual", the expansion Σ_j κ(Tx, Tk_j)/h(Tx) v_j + b, which is attention with these values; or
+                "primal", W Φ(Tx)/h(Tx) + b with W written out, for a finite Φ.
+        """
+        x = four_d(x, self.leading, "x").to(self.values.dtype)
+        for map_ in self.primal.token_maps:
+            x = map_.tokens(x, self.design.parameters)
+        weights = self.design.weights(x)
+        values = self.values.reshape(*self.design.keys.shape[:2], *self.values.shape[-2:])
+        bias = self.bias.reshape(*self.design.keys.shape[:2], 1, -1)
+        if by == "dual":
+            out = weights @ values + bias
+        elif by == "primal":
+            out = self._through_w(x, values) + bias
+        else:
+            raise ValueError(f"by must be 'dual' or 'primal', got {by!r}")
+        return out.reshape(*self.leading, *out.shape[-2:])
+
+    def _through_w(self, x: Tensor, values: Tensor) -> Tensor:
+        """W Φ(Tx)/h(Tx), W = Σ_j (α_j − α̃_j) Φ(Tk_j)ᵀ/h(k_j)."""
+        primal, parameters = self.design.primal, self.design.parameters
+        if not primal.features.finite:
+            raise ValueError(
+                f"{primal.features!r} has infinitely many features, so W cannot be written out; use by='dual'"
+            )
+        x, keys = self.design.mapped(x)
+        phi_x, phi_k = (primal.features.map(t, parameters) for t in (x, keys))
+        phi_k = phi_k.where(self.design.visible.unsqueeze(-1), 0.0)
+        weight = phi_k.transpose(-1, -2) @ values  # v_j = (α_j − α̃_j)/h(k_j): [B, H, D_φ, Dv]
+        h = primal.normalizer.h(x, phi_x @ phi_k.sum(-2).unsqueeze(-1))
+        return phi_x @ weight / h
+
+
+def fit(
+    primal: Primal | str,
+    keys: Tensor,
+    targets: Tensor,
+    *,
+    C: float | Tensor,
+    epsilon: float,
+    bias: bool = False,
+    key_padding_mask: Tensor | None = None,
+    query: int | None = None,
+    is_causal: bool = False,
+    parameters: Mapping[str, Tensor] | None = None,
+    tol: float = 1e-9,
+    max_iter: int = 2000,
+) -> Fit:
+    """Solve Eqn. primal-opt: fit W (and b) to the pairs (k_j, y_j), for every head and output at once.
+
+    Args:
+        primal: the layer, or a mechanism's name.
+        keys: [..., N, D]; the last leading dimension is the heads.
+        targets: [..., N, Dv]; for pooled heads per token, and pooled like the keys.
+        C: the price of a deviation, a number or a tensor over the leading dimensions.
+        epsilon: the half-width of the tube.
+        bias: fit b too, under the centring constraint Σ(α − α̃) = 0.
+        key_padding_mask: boolean [..., N] without the heads; keys that are True take no part.
+        query: of a sparse or causal head, the query whose regression is meant.
+        is_causal: the training set of query i is what it may see.
+        parameters: what the primal learns, by name.
+        tol: the relative duality gap to reach.
+        max_iter: ADMM steps at most; a fit that stops there warns, and its certificate says how good it is.
+
+    >>> keys, targets = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 20, 3)
+    >>> solved = fit("softmax", keys, targets, C=1e3, epsilon=0.1)
+    >>> solved.certificate.ok(1e-6), solved.predict(torch.randn(2, 4, 5, 8)).shape
+    (True, torch.Size([2, 4, 5, 3]))
+    """
+    primal = as_primal(primal)
+    leading = tuple(keys.shape[:-2])
+    if keys.dim() < 2 or targets.dim() != keys.dim() or targets.shape[:-1] != keys.shape[:-1]:
+        raise ValueError(
+            f"keys must be [..., N, D] and targets [..., N, Dv] with the same leading dimensions, got "
+            f"{tuple(keys.shape)} and {tuple(targets.shape)}"
+        )
+    if not (isinstance(epsilon, int | float) and math.isfinite(epsilon) and epsilon >= 0):
+        raise ValueError(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
+    c = torch.as_tensor(C, dtype=torch.float64, device=keys.device)
+    if not bool((c > 0).all()):
+        raise ValueError(f"C must be positive, got {C!r}")
+    for name, x in (("keys", keys), ("targets", targets)):
+        if not bool(x.isfinite().all()):
+            raise ValueError(f"{name} hold values that are not finite")
+    keys, targets = (four_d(x, leading, n).double() for n, x in (("keys", keys), ("targets", targets)))
+    mask = None if key_padding_mask is None else key_padding_mask.expand(*leading[:-1], -1).reshape(-1, keys.shape[2])
+    made = design(primal, keys, targets, mask, query, is_causal, double(parameters))
+    batch, heads, points, _ = made.keys.shape
+    problems = batch * heads
+    kernel = made.kernel.reshape(problems, points, points)
+    values, vectors = eigen(kernel)
+    log_scale = made.log_scale.reshape(problems, 1, 1)
+    c_scaled = (c.expand(leading).reshape(-1, 1, 1).log() + log_scale).exp()
+    p = Problem(
+        kernel, made.targets.reshape(problems, points, -1), c_scaled, float(epsilon),
+        made.visible.reshape(problems, points, 1), bias,
+    )  # fmt: skip
+    solution = solve(p, values, vectors, tol, max_iter)
+    certificate = certify(p, solution.beta, solution.bias, values)
+    if not bool((certificate.gap <= max(tol, 1e-7)).all()):
+        warnings.warn(
+            f"relative duality gap {float(certificate.gap.max()):.1e} after {solution.iterations} steps, asked for "
+            f"{tol:.1e}; raise max_iter, or see the certificate (condition number up to "
+            f"{float(certificate.condition.max()):.1e})",
+            NotConvergedWarning,
+            stacklevel=2,
+        )
+    natural = solution.beta * (-log_scale).exp()
+    v = solution.beta * (-log_scale - made.log_h.reshape(problems, points, 1)).exp()
+    v = (v * made.sign_h.reshape(problems, points, 1)).where(p.seen, 0.0)
+
+    def shaped(x: Tensor) -> Tensor:
+        return x.reshape(*leading, *x.shape[1:])
+
+    return Fit(
+        primal=primal, alpha=shaped(natural.clamp(min=0)), alpha_tilde=shaped((-natural).clamp(min=0)),
+        bias=shaped(solution.bias.squeeze(1)), values=shaped(v), support=shaped((solution.beta != 0).any(-1)),
+        seen=shaped(p.seen.squeeze(-1)), iterations=solution.iterations,
+        certificate=Certificate(*(shaped(x) for x in certificate)), C=c.expand(leading), epsilon=float(epsilon),
+        design=made, leading=leading,
+    )  # fmt: skip
+
+
+def eigen(kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of kernels that are checked to be symmetric positive semi-definite."""
+    if not bool(kernel.isfinite().all()):
+        raise KernelError("the kernel matrix is not finite: h is zero or the features overflow")
+    values, vectors = torch.linalg.eigh(kernel)
+    lowest, largest = values[..., 0], values[..., -1].clamp(min=1e-300)
+    if bool((lowest < -1e-8 * largest).any()):
+        worst = float((lowest / largest).min())
+        raise KernelError(
+            f"the kernel matrix is not positive semi-definite (smallest over largest eigenvalue {worst:.1e}): "
+            f"it is no Φ(x)·Φ(y)"
+        )
+    return values.clamp(min=0), vectors
+
+
+def four_d(x: Tensor, leading: tuple[int, ...], name: str) -> Tensor:
+    """[..., N, D] as [batch, heads, N, D]."""
+    if tuple(x.shape[:-2]) != leading:
+        raise ValueError(f"{name} must have the leading dimensions {list(leading)}, got shape {list(x.shape)}")
+    heads = leading[-1] if leading else 1
+    return x.reshape(-1, heads, *x.shape[-2:])
+
+
+def double(parameters: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    return {name: x.double() for name, x in (parameters or {}).items()}

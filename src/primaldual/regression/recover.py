@@ -1,0 +1,99 @@
+"""The other way: which regression does a head with these keys and values solve?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..dual.rewrites import pooling_of
+from ..primal import Primal, as_primal
+from .certificate import spectrum
+from .design import design
+from .fit import double, four_d, eigen
+
+
+class Recovered(NamedTuple):
+    """The regression that a head solves. Leading dimensions as given; W is the most points a head has.
+
+    alpha: α − α̃ = v·h(k) [..., W, Dv]; may be infinite where h leaves float64, log_C then still says how large.
+    C, log_C: the smallest price at which this α is allowed [...].
+    targets: y = Kα + ε·sign(α), per token [..., N, Dv], as `fit` takes them.
+    seen: which points are there [..., W].
+    rank, condition: of the kernel matrix; α is unique when rank equals the number of points.
+    """
+
+    alpha: Tensor
+    C: Tensor
+    log_C: Tensor
+    targets: Tensor
+    epsilon: float
+    seen: Tensor
+    rank: Tensor
+    condition: Tensor
+
+    @property
+    def unique(self) -> Tensor:
+        """Whether these values are the only ones with this function, for each head."""
+        return self.rank == self.seen.sum(-1)
+
+
+def recover(
+    primal: Primal | str,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    epsilon: float,
+    key_padding_mask: Tensor | None = None,
+    query: int | None = None,
+    is_causal: bool = False,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> Recovered:
+    """Name the regression whose support vector expansion is this head.
+
+    Any v is optimal for some data: with α = v·h(k), C the largest |α| and y = Kα + ε·sign(α), every optimality
+    condition holds. `fit` on these targets gives the head's function back.
+
+    Args:
+        primal, keys, key_padding_mask, query, is_causal, parameters: as in `fit`.
+        values: [..., N, Dv]; for pooled heads per token, and pooled like the keys.
+        epsilon: the half-width of the tube; it shifts the targets, not the function.
+    """
+    primal = as_primal(primal)
+    pooled = pooling_of(primal.training_set)
+    if pooled is not None and pooled.how == "conv":
+        raise ValueError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
+    leading = tuple(keys.shape[:-2])
+    made = design(
+        primal, four_d(keys, leading, "keys").double(), four_d(values, leading, "values").double(),
+        None if key_padding_mask is None else key_padding_mask.expand(*leading[:-1], -1).reshape(-1, keys.shape[-2]),
+        query, is_causal, double(parameters),
+    )  # fmt: skip
+    # α in scaled units, where it is of order 1: α = scaled · exp(−log_scale)
+    log_alpha = made.targets.abs().log() + made.log_h.unsqueeze(-1) + made.log_scale[..., None, None]
+    sign = made.targets.sign() * made.sign_h.unsqueeze(-1)
+    scaled = (sign * log_alpha.exp()).where(made.visible.unsqueeze(-1), 0.0)
+    y = made.kernel @ scaled + epsilon * sign.where(made.visible.unsqueeze(-1), 0.0)
+    log_c = log_alpha.masked_fill(~made.visible.unsqueeze(-1), -torch.inf).amax((-1, -2)) - made.log_scale
+    log_c = log_c.clamp(min=-700.0)  # a head whose values are all zero needs no price at all
+    eigenvalues, _ = eigen(made.kernel)
+    rank, condition = spectrum(eigenvalues, made.visible)
+
+    def shaped(x: Tensor) -> Tensor:
+        return x.reshape(*leading, *x.shape[2:])
+
+    return Recovered(
+        alpha=shaped(scaled * (-made.log_scale[..., None, None]).exp()), C=shaped(log_c.exp()), log_C=shaped(log_c),
+        targets=shaped(_per_token(primal, y, keys.shape[-2])), epsilon=epsilon,
+        seen=shaped(made.visible), rank=shaped(rank), condition=shaped(condition),
+    )  # fmt: skip
+
+
+def _per_token(primal: Primal, y: Tensor, tokens: int) -> Tensor:
+    """Give every token its point's target, so that pooling gives the point's target back."""
+    index = torch.arange(tokens, device=y.device)
+    scales = primal.training_set.head_scales(y.shape[1])
+    points = torch.stack([primal.training_set.coordinate(index, s, tokens) for s in scales])  # [H, N]
+    return y.gather(2, points[None, :, :, None].expand(y.shape[0], -1, -1, y.shape[-1]))
