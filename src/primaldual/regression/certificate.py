@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .solver import Problem, objectives, relative_gap
+from .solver import Problem, deviation, objectives, off_centre, relative_gap
 
 
 class Certificate(NamedTuple):
@@ -41,17 +41,14 @@ class Certificate(NamedTuple):
 def certify(p: Problem, beta: Tensor, bias: Tensor, eigenvalues: Tensor) -> Certificate:
     """Measure a solution of scaled problems from scratch: nothing is taken over from the solver."""
     primal, dual = objectives(p, beta, bias)
-    residual = (p.targets - p.kernel @ beta - bias).where(p.seen, 0.0)
+    residual, slack = deviation(p, beta, bias)
     size = beta.abs()
-    scale = p.targets.abs().amax((1, 2), keepdim=True).clamp(min=p.epsilon).clamp(min=1e-300)
+    scale = torch.maximum(p.targets.abs().amax((1, 2), keepdim=True), p.epsilon).clamp(min=1e-300)
     c = p.c.clamp(max=torch.finfo(beta.dtype).max)
     spread = size.amax((1, 2), keepdim=True).clamp(min=1e-300)
-    slack = (residual.abs() - p.epsilon).clamp(min=0)
     at_bound = size >= c * (1 - 1e-9)
     feasibility = slack.where(~at_bound, 0.0) / scale
-    domain = ((size - c).clamp(min=0) / spread).amax((1, 2))
-    if p.bias:
-        domain = torch.maximum(domain, (beta.sum(1).abs() / spread.squeeze(1)).amax(-1))
+    domain = torch.maximum(((size - c).clamp(min=0) / spread).amax((1, 2)), off_centre(p, beta).amax(-1))
     room = (p.epsilon + slack - residual * beta.sign()).abs()
     paid = (c - size).clamp(max=spread * 1e3) * slack
     worth = 1 + primal.abs().unsqueeze(1)

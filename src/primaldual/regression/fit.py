@@ -70,7 +70,7 @@ class Fit:
             out = self._through_w(x, values) + bias
         else:
             raise ValueError(f"by must be 'dual' or 'primal', got {by!r}")
-        return out.reshape(*self.leading, *out.shape[-2:])
+        return out.reshape(self.leading + tuple(out.shape[-2:]))
 
     def _through_w(self, x: Tensor, values: Tensor) -> Tensor:
         """W Φ(Tx)/h(Tx), W = Σ_j (α_j − α̃_j) Φ(Tk_j)ᵀ/h(k_j)."""
@@ -143,16 +143,18 @@ def fit(
     made = design(primal, keys, targets, mask, query, is_causal, double(parameters))
     batch, heads, points, _ = made.keys.shape
     problems = batch * heads
+    if not bool(made.kernel.isfinite().all()):
+        raise KernelError("the kernel matrix is not finite: h is zero or the features overflow")
     kernel = made.kernel.reshape(problems, points, points)
-    values, vectors = eigen(kernel)
     log_scale = made.log_scale.reshape(problems, 1, 1)
     c_scaled = (c.expand(leading).reshape(-1, 1, 1).log() + log_scale).exp()
+    seen = made.visible.reshape(problems, points, 1)
     p = Problem(
-        kernel, made.targets.reshape(problems, points, -1), c_scaled, float(epsilon),
-        made.visible.reshape(problems, points, 1), bias,
+        kernel, made.targets.reshape(problems, points, -1), c_scaled, torch.full_like(c_scaled, epsilon), seen,
+        seen.double(), bias,
     )  # fmt: skip
-    solution = solve(p, values, vectors, tol, max_iter)
-    certificate = certify(p, solution.beta, solution.bias, values)
+    solution = solve(p, tol, max_iter)
+    certificate = certify(p, solution.beta, solution.bias, eigenvalues(kernel))
     if not bool((certificate.gap <= max(tol, 1e-7)).all()):
         warnings.warn(
             f"relative duality gap {float(certificate.gap.max()):.1e} after {solution.iterations} steps, asked for "
@@ -166,7 +168,7 @@ def fit(
     v = (v * made.sign_h.reshape(problems, points, 1)).where(p.seen, 0.0)
 
     def shaped(x: Tensor) -> Tensor:
-        return x.reshape(*leading, *x.shape[1:])
+        return x.reshape(leading + tuple(x.shape[1:]))
 
     return Fit(
         primal=primal, alpha=shaped(natural.clamp(min=0)), alpha_tilde=shaped((-natural).clamp(min=0)),
@@ -177,11 +179,9 @@ def fit(
     )  # fmt: skip
 
 
-def eigen(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors of kernels that are checked to be symmetric positive semi-definite."""
-    if not bool(kernel.isfinite().all()):
-        raise KernelError("the kernel matrix is not finite: h is zero or the features overflow")
-    values, vectors = torch.linalg.eigh(kernel)
+def eigenvalues(kernel: Tensor) -> Tensor:
+    """Eigenvalues, ascending, of kernels that are checked to be finite and positive semi-definite."""
+    values = torch.linalg.eigvalsh(kernel)
     lowest, largest = values[..., 0], values[..., -1].clamp(min=1e-300)
     if bool((lowest < -1e-8 * largest).any()):
         worst = float((lowest / largest).min())
@@ -189,7 +189,7 @@ def eigen(kernel: Tensor) -> tuple[Tensor, Tensor]:
             f"the kernel matrix is not positive semi-definite (smallest over largest eigenvalue {worst:.1e}): "
             f"it is no Φ(x)·Φ(y)"
         )
-    return values.clamp(min=0), vectors
+    return values.clamp(min=0)
 
 
 def four_d(x: Tensor, leading: tuple[int, ...], name: str) -> Tensor:

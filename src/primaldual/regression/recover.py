@@ -12,7 +12,7 @@ from ..dual.rewrites import pooling_of
 from ..primal import Primal, as_primal
 from .certificate import spectrum
 from .design import design
-from .fit import double, four_d, eigen
+from .fit import double, eigenvalues, four_d
 
 
 class Recovered(NamedTuple):
@@ -78,11 +78,10 @@ def recover(
     y = made.kernel @ scaled + epsilon * sign.where(made.visible.unsqueeze(-1), 0.0)
     log_c = log_alpha.masked_fill(~made.visible.unsqueeze(-1), -torch.inf).amax((-1, -2)) - made.log_scale
     log_c = log_c.clamp(min=-700.0)  # a head whose values are all zero needs no price at all
-    eigenvalues, _ = eigen(made.kernel)
-    rank, condition = spectrum(eigenvalues, made.visible)
+    rank, condition = spectrum(eigenvalues(made.kernel), made.visible)
 
     def shaped(x: Tensor) -> Tensor:
-        return x.reshape(*leading, *x.shape[2:])
+        return x.reshape(leading + tuple(x.shape[2:]))
 
     return Recovered(
         alpha=shaped(scaled * (-made.log_scale[..., None, None]).exp()), C=shaped(log_c.exp()), log_C=shaped(log_c),

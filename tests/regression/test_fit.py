@@ -1,0 +1,244 @@
+"""The solver against other people's solvers, and the optimality conditions on every solution."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from primaldual import Primal, mechanism
+from primaldual.primal import EluPlusOne, Taylor, Unit
+from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, fit
+
+PROBLEMS = [
+    # seed, points, head dimension, C over N², ε: C is of the order of h(k) ~ N and above
+    (seed, n, d, factor, epsilon)
+    for seed, (n, d, factor, epsilon) in enumerate(
+        [
+            (5, 2, 0.2, 0.1), (8, 4, 0.5, 0.05), (10, 4, 0.1, 0.1), (12, 8, 1.0, 0.2), (15, 3, 0.3, 0.0),
+            (16, 8, 0.05, 0.1), (20, 4, 0.2, 0.3), (20, 16, 2.0, 0.1), (24, 8, 0.4, 0.01), (25, 5, 0.1, 0.2),
+            (30, 8, 0.3, 0.1), (30, 4, 0.05, 0.0), (32, 16, 0.5, 0.05), (36, 6, 0.2, 0.5), (40, 8, 0.1, 0.1),
+            (40, 12, 1.0, 0.02), (48, 8, 0.2, 0.1), (50, 16, 0.5, 0.1), (60, 8, 0.3, 0.05), (64, 16, 0.1, 0.1),
+            (64, 8, 1.0, 0.2),
+        ]
+    )
+]  # fmt: skip
+
+
+def problem(seed: int, n: int, d: int, outputs: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(1, n, d, generator=generator, dtype=torch.float64),
+        torch.randn(1, n, outputs, generator=generator, dtype=torch.float64),
+    )
+
+
+def kernel_of(solved) -> np.ndarray:
+    return (solved.design.kernel * solved.design.log_scale.exp()[..., None, None])[0, 0].numpy()
+
+
+def dual_objective(beta: np.ndarray, kernel: np.ndarray, y: np.ndarray, epsilon: float) -> float:
+    return float(y @ beta - epsilon * np.abs(beta).sum() - beta @ kernel @ beta / 2)
+
+
+@pytest.mark.parametrize(("seed", "n", "d", "factor", "epsilon"), PROBLEMS, ids=lambda x: str(x))
+def test_the_objective_is_scikit_learn_s(seed: int, n: int, d: int, factor: float, epsilon: float) -> None:
+    sklearn_svm = pytest.importorskip("sklearn.svm")
+    keys, targets = problem(seed, n, d)
+    c = factor * n * n
+    solved = fit("softmax", keys, targets, C=c, epsilon=epsilon, bias=True)
+    kernel, beta = kernel_of(solved), (solved.alpha - solved.alpha_tilde)[0].numpy()
+    for output in range(targets.shape[-1]):
+        y = targets[0, :, output].numpy()
+        other = sklearn_svm.SVR(kernel="precomputed", C=c, epsilon=epsilon, tol=1e-8).fit(kernel, y)
+        theirs = np.zeros(n)
+        theirs[other.support_] = other.dual_coef_[0]
+        expected = dual_objective(theirs, kernel, y, epsilon)
+        assert dual_objective(beta[:, output], kernel, y, epsilon) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_problems_have_points_in_all_three_states() -> None:
+    zero = free = bound = 0
+    for seed, n, d, factor, epsilon in PROBLEMS:
+        keys, targets = problem(seed, n, d)
+        solved = fit("softmax", keys, targets, C=factor * n * n, epsilon=epsilon, bias=True)
+        size = (solved.alpha + solved.alpha_tilde) / (factor * n * n)
+        zero, free = zero + int((size == 0).sum()), free + int(((size > 0) & (size < 1 - 1e-9)).sum())
+        bound += int((size >= 1 - 1e-9).sum())
+    assert min(zero, free, bound) > 50
+
+
+@pytest.mark.parametrize("name", ["softmax", "bn", "linear", "qk-norm", "conv1d"])
+@pytest.mark.parametrize(("n", "factor"), [(12, 0.2), (30, 1.0)])
+def test_without_a_bias_the_objective_is_a_generic_solver_s(name: str, n: int, factor: float) -> None:
+    cvxpy = pytest.importorskip("cvxpy")
+    keys, targets = problem(n, n, 6, outputs=1)
+    c, epsilon = factor * n * n, 0.1
+    solved = fit(name, keys, targets, C=c, epsilon=epsilon)
+    kernel, y = kernel_of(solved), targets[0, :, 0].numpy()
+    scale = kernel.diagonal().max()  # in units where K is of order 1, as a generic solver needs
+    values, vectors = np.linalg.eigh(kernel / scale)
+    root = vectors * np.sqrt(values.clip(0))
+    beta = cvxpy.Variable(n)
+    objective = y @ beta - epsilon * cvxpy.norm1(beta) - cvxpy.sum_squares(root.T @ beta) / 2
+    expected = cvxpy.Problem(cvxpy.Maximize(objective), [cvxpy.abs(beta) <= c * scale]).solve(solver="CLARABEL")
+    mine = (solved.alpha - solved.alpha_tilde)[0, :, 0].numpy() * scale
+    assert dual_objective(mine, kernel / scale, y, epsilon) == pytest.approx(expected, rel=1e-6)
+
+
+MECHANISMS = ["softmax", "bn", "sh", "bn+sh", "conv1d", "linear", "linear-bn", "linear-sh", "linear-bn+sh", "qk-norm"]
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_solution_is_certified_and_bounded(name: str, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    keys = torch.randn(2, 4, 20, 5, generator=generator, dtype=torch.float64)
+    targets = torch.randn(2, 4, 20, 3, generator=generator, dtype=torch.float64)
+    solved = fit(name, keys, targets, C=80.0, epsilon=0.1, bias=bias)
+    assert solved.certificate.ok(1e-6)
+    assert (solved.alpha * solved.alpha_tilde == 0).all()
+    assert ((solved.alpha >= 0) & (solved.alpha <= 80 * (1 + 1e-12))).all()
+    # Remark v_bounded: |v_j(d)| ≤ C/|h(k_j)|
+    h = solved.design.log_h.exp().reshape(*solved.seen.shape)
+    assert (solved.values.abs() <= 80.0 / h.unsqueeze(-1) * (1 + 1e-9)).all()
+    beta = solved.alpha - solved.alpha_tilde
+    if bias:  # Eqn. dldb
+        assert (beta.sum(-2).abs() <= 1e-7 * beta.abs().sum(-2).clamp(min=1)).all()
+    assert (beta[~solved.seen] == 0).all()
+    assert solved.certificate.condition.shape == (2, 4) and (solved.certificate.rank > 0).all()
+
+
+def test_without_a_bias_the_dual_variables_need_not_sum_to_zero() -> None:
+    """Remark v_centered."""
+    keys, _ = problem(0, 10, 4)
+    solved = fit("softmax", keys, torch.ones(1, 10, 1, dtype=torch.float64), C=1e3, epsilon=0.1)
+    assert (solved.alpha - solved.alpha_tilde).sum() > 1
+
+
+@pytest.mark.parametrize("features", [Taylor(2), EluPlusOne(), mechanism("linear").features], ids=repr)
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_primal_layer_and_the_dual_layer_are_one_function(features, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    keys, targets, x = (torch.randn(2, 3, n, 4, generator=generator, dtype=torch.float64) for n in (15, 15, 7))
+    solved = fit(Primal(features=features), keys, targets, C=50.0, epsilon=0.1, bias=bias)
+    by_w, by_alpha = solved.predict(x, by="primal"), solved.predict(x, by="dual")
+    torch.testing.assert_close(by_w, by_alpha, rtol=0, atol=1e-9)
+
+
+def test_corner_cases() -> None:
+    keys, targets = problem(1, 9, 4)
+    one = fit("softmax", keys[:, :1], targets[:, :1], C=10.0, epsilon=0.1)  # N = 1
+    assert one.certificate.ok(1e-8)
+    flat = fit("softmax", keys, targets, C=1e4, epsilon=100.0)  # ε so large that nothing is a support vector
+    assert not flat.support.any() and (flat.predict(keys) == 0).all() and flat.certificate.ok(1e-12)
+    tight = fit("softmax", keys, targets, C=1e-6, epsilon=0.0)  # C so small that everything is at the bound
+    assert (tight.alpha + tight.alpha_tilde == pytest.approx(1e-6, rel=1e-9)) and tight.certificate.ok(1e-8)
+    exact = fit("softmax", keys, targets, C=1e9, epsilon=0.0)  # ε = 0: the targets are met
+    torch.testing.assert_close(exact.predict(keys), targets, rtol=0, atol=1e-6)
+    single = fit("softmax", keys, targets[..., :1], C=100.0, epsilon=0.1)  # D_v = 1
+    both = fit("softmax", keys, targets, C=100.0, epsilon=0.1)
+    torch.testing.assert_close(single.values, both.values[..., :1], rtol=0, atol=1e-8)
+    low = fit("softmax", keys.float(), targets.float(), C=100.0, epsilon=0.1)
+    assert low.values.dtype == torch.float64 and low.certificate.ok(1e-6)
+    torch.testing.assert_close(low.values, both.values, rtol=0, atol=1e-4)
+
+
+def test_duplicate_keys_share_one_function_value() -> None:
+    keys, targets = problem(2, 8, 4)
+    keys, targets = torch.cat([keys, keys], 1), torch.cat([targets, targets], 1)
+    solved = fit("softmax", keys, targets, C=1e3, epsilon=0.05)
+    assert solved.certificate.ok(1e-6) and solved.certificate.rank == 8 and solved.certificate.condition == torch.inf
+    f = solved.predict(keys)
+    torch.testing.assert_close(f[:, :8], f[:, 8:], rtol=0, atol=1e-12)
+
+
+def test_masked_keys_take_no_part() -> None:
+    generator = torch.Generator().manual_seed(5)
+    keys, targets = (torch.randn(2, 3, 12, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    hidden = torch.arange(12) >= torch.tensor([[12], [7]])
+    poisoned = keys.masked_fill(hidden[:, None, :, None], 1e3)
+    for name in ("softmax", "bn", "bn+sh", "linear-bn"):
+        solved = fit(name, poisoned[:, :1].expand(-1, 4, -1, -1) if "sh" in name else poisoned,
+                     targets[:, :1].expand(-1, 4, -1, -1) if "sh" in name else targets,
+                     C=100.0, epsilon=0.1, key_padding_mask=hidden)  # fmt: skip
+        alone = fit(name, (keys[1:, :1].expand(-1, 4, -1, -1) if "sh" in name else keys[1:])[:, :, :7],
+                    (targets[1:, :1].expand(-1, 4, -1, -1) if "sh" in name else targets[1:])[:, :, :7],
+                    C=100.0, epsilon=0.1)  # fmt: skip
+        torch.testing.assert_close(solved.values[1, :, : alone.values.shape[2]], alone.values[0], rtol=0, atol=1e-7)
+
+
+def test_a_price_per_problem() -> None:
+    generator = torch.Generator().manual_seed(5)
+    keys, targets = (torch.randn(2, 3, 12, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    prices = torch.tensor([[1.0, 10.0, 100.0], [5.0, 50.0, 500.0]])
+    together = fit("softmax", keys, targets, C=prices, epsilon=0.1)
+    for b in range(2):
+        for h in range(3):
+            alone = fit("softmax", keys[b, h], targets[b, h], C=float(prices[b, h]), epsilon=0.1)
+            torch.testing.assert_close(together.values[b, h], alone.values, rtol=0, atol=1e-8)
+
+
+def test_sparse_and_causal_heads_are_one_regression_per_query() -> None:
+    keys, targets = problem(4, 12, 4)
+    with pytest.raises(PerQueryError, match="sparse heads are one regression per query"):
+        fit("sparse", keys, targets, C=10.0, epsilon=0.1)
+    with pytest.raises(PerQueryError, match="causal heads are one regression per query"):
+        fit("softmax", keys, targets, C=10.0, epsilon=0.1, is_causal=True)
+    causal = fit("softmax", keys, targets, C=100.0, epsilon=0.1, is_causal=True, query=6)
+    first = fit("softmax", keys[:, :7], targets[:, :7], C=100.0, epsilon=0.1)
+    torch.testing.assert_close(causal.values[:, :7], first.values, rtol=0, atol=1e-8)
+    assert (causal.values[:, 7:] == 0).all()
+    sparse = fit("sparse", keys, targets, C=100.0, epsilon=0.1, query=6)
+    kept = mechanism("sparse").training_set.visible(1, 12, 12, torch.device("cpu"))[6]
+    subset = fit("softmax", keys[:, kept], targets[:, kept], C=100.0, epsilon=0.1)
+    torch.testing.assert_close(sparse.values[:, kept], subset.values, rtol=0, atol=1e-8)
+
+
+def test_a_solver_cut_short_says_so() -> None:
+    keys, targets = problem(6, 40, 3)
+    with pytest.warns(NotConvergedWarning, match="duality gap"):
+        from primaldual.regression import solver
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(solver, "POLISH", 0)
+            cut = fit("softmax", keys, targets, C=1e5, epsilon=0.01, max_iter=1)
+    assert not cut.certificate.ok(1e-6)
+
+
+def test_what_is_no_regression_is_an_error() -> None:
+    keys, targets = problem(7, 6, 3)
+    with pytest.raises(ValueError, match="not finite"):
+        fit("softmax", keys * torch.nan, targets, C=1.0, epsilon=0.1)
+    with pytest.raises(ValueError, match="C must be positive, got -1"):
+        fit("softmax", keys, targets, C=-1.0, epsilon=0.1)
+    with pytest.raises(ValueError, match=r"epsilon must be a finite number of at least 0, got -0.1"):
+        fit("softmax", keys, targets, C=1.0, epsilon=-0.1)
+    with pytest.raises(ValueError, match=r"same leading dimensions, got \(1, 6, 3\) and \(1, 5, 2\)"):
+        fit("softmax", keys, targets[:, :5], C=1.0, epsilon=0.1)
+    with pytest.raises(KernelError, match="not finite"):
+        fit(Primal(normalizer=Unit()), keys * 1e200, targets, C=1.0, epsilon=0.1)
+    with pytest.raises(ValueError, match="infinitely many features"):
+        fit("softmax", keys, targets, C=1.0, epsilon=0.1).predict(keys, by="primal")
+
+
+def test_heads_whose_normalisers_differ_by_many_orders_are_solved() -> None:
+    keys, targets = problem(8, 10, 4)
+    keys = 3 * keys
+    solved = fit("softmax", keys, targets, C=float("inf"), epsilon=0.1)
+    assert solved.design.log_h.max() - solved.design.log_h.min() > 30 and solved.certificate.condition > 1e12
+    assert solved.certificate.ok(1e-9)
+    assert (solved.predict(keys) - targets).abs().max() < 0.1 + 1e-9
+
+
+def test_a_head_that_float64_cannot_solve_is_reported_as_such() -> None:
+    keys, targets = problem(8, 10, 4)
+    with pytest.warns(NotConvergedWarning, match="duality gap"):
+        solved = fit("softmax", 5 * keys, targets, C=float("inf"), epsilon=0.1)
+    assert not solved.certificate.ok(1e-3) and solved.certificate.condition == torch.inf
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    """cvxpy and scikit-learn may warn about their own dependencies."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
