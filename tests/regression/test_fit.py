@@ -234,7 +234,7 @@ def test_heads_whose_normalisers_differ_by_many_orders_are_solved() -> None:
 def test_a_head_that_float64_cannot_solve_is_reported_as_such() -> None:
     keys, targets = problem(8, 10, 4)
     with pytest.warns(NotConvergedWarning, match="duality gap"):
-        solved = fit("softmax", 5 * keys, targets, C=float("inf"), epsilon=0.1)
+        solved = fit("softmax", 10 * keys, targets, C=float("inf"), epsilon=0.1)
     assert not solved.certificate.ok(1e-3) and solved.certificate.condition == torch.inf
 
 

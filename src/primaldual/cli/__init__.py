@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+from . import certify
 from .main import app
 
-__all__ = ["app"]
+__all__ = ["app", "certify"]

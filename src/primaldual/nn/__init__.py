@@ -3,5 +3,6 @@
 from .encoder import TransformerEncoderLayer
 from .multihead import MultiheadAttention
 from .projection import ConvProjection
+from .solved import SolvedAttention
 
-__all__ = ["ConvProjection", "MultiheadAttention", "TransformerEncoderLayer"]
+__all__ = ["ConvProjection", "MultiheadAttention", "SolvedAttention", "TransformerEncoderLayer"]

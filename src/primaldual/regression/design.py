@@ -37,6 +37,7 @@ class Design:
     log_scale: Tensor  # [B, H]
     log_h: Tensor  # [B, H, W]: log |h(k_j)|
     sign_h: Tensor  # [B, H, W]
+    owner: Tensor  # [B, H, N]: the point that each token is part of
     parameters: Mapping[str, Tensor]
 
     def mapped(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,11 +55,12 @@ class Design:
         if isinstance(self.primal.features, Exponential):
             scores = self.primal.features.log_kernel(x, keys).masked_fill(~take, -torch.inf)
             if isinstance(self.primal.normalizer, KernelSum):
-                return scores.softmax(-1)
+                return scores.softmax(-1).where(take.any(-1, keepdim=True), 0.0)
             kernel = scores.exp()
         else:
             kernel = self.primal.features.kernel(x, keys, self.parameters).masked_fill(~take, 0.0)
-        return kernel / self.primal.normalizer.h(x, kernel.sum(-1, keepdim=True))
+        weights = kernel / self.primal.normalizer.h(x, kernel.sum(-1, keepdim=True))
+        return weights.where(take.any(-1, keepdim=True), 0.0)
 
 
 def design(
@@ -101,21 +103,22 @@ def design(
     keys, targets = keys.masked_fill(hidden, 0.0), targets.masked_fill(hidden, 0.0)
     for map_ in primal.token_maps:
         keys = map_.tokens(keys, given).masked_fill(hidden, 0.0)
-    points, values, seen, visible = _pool(primal, keys, targets, tokens, query, given)
+    points, values, seen, visible, owner = _pool(primal, keys, targets, tokens, query, given)
     inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
-    return _with_kernel(inner, points, values, seen, visible, given)
+    return _with_kernel(inner, points, values, seen, visible, owner, given)
 
 
 def _pool(
     primal: Primal, keys: Tensor, targets: Tensor, tokens: Tensor, query: int | None, parameters: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Points of every head, padded to the longest head; those that exist; and those that the query's set holds."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Points of every head, padded to the longest; which exist; which the query's set holds; whose each token is."""
     B, H, N, D = keys.shape
     scales = primal.training_set.head_scales(H)
     longest = max(primal.training_set.points(s, N) for s in scales)
     points, values = keys.new_zeros(B, H, longest, D), targets.new_zeros(B, H, longest, targets.shape[-1])
     seen = torch.zeros(B, H, longest, dtype=torch.bool, device=keys.device)
     visible = torch.zeros_like(seen)
+    owner = torch.zeros(B, H, N, dtype=torch.long, device=keys.device)
     for scale, heads in GroupHeadsByScale.groups(scales):
         index = torch.tensor(heads, device=keys.device)
         reduced = primal.training_set.reduce(
@@ -127,12 +130,15 @@ def _pool(
         seen[:, index, :count] = reduced.seen.squeeze(2).expand(B, len(heads), -1)
         subset = primal.training_set.visible(scale, N, N, keys.device)
         visible[:, index, :count] = True if subset is None or query is None else subset[query]
-    return points, values, seen, visible & seen
+        place = primal.training_set.coordinate(torch.arange(N, device=keys.device), scale, N)
+        owner[:, index] = place if reduced.share is None else reduced.share.squeeze(2).argmax(-2)
+    return points, values, seen, visible & seen, owner
 
 
 def _with_kernel(
-    primal: Primal, keys: Tensor, targets: Tensor, seen: Tensor, visible: Tensor, parameters: Mapping[str, Tensor]
-) -> Design:
+    primal: Primal, keys: Tensor, targets: Tensor, seen: Tensor, visible: Tensor, owner: Tensor,
+    parameters: Mapping[str, Tensor],
+) -> Design:  # fmt: skip
     mapped = keys
     for map_ in primal.point_maps:  # statistics over all points of the head, not over the query's subset
         mapped = map_.apply(mapped, moments(map_, mapped, seen), parameters)
@@ -158,4 +164,4 @@ def _with_kernel(
     log_scale = torch.where(largest.isfinite(), largest, 0.0)
     scaled = signs * (log_k - log_scale[..., None, None]).exp()
     targets = targets.where(visible.unsqueeze(-1), 0.0)
-    return Design(primal, keys, targets, seen, visible, scaled, log_scale, log_h, sign, parameters)
+    return Design(primal, keys, targets, seen, visible, scaled, log_scale, log_h, sign, owner, parameters)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..dual.rewrites import pooling_of
-from ..primal import Primal, as_primal
+from ..primal import Exponential, Primal, as_primal
 from .certificate import spectrum
 from .design import design
 from .fit import double, eigenvalues, four_d
@@ -75,24 +75,22 @@ def recover(
     log_alpha = made.targets.abs().log() + made.log_h.unsqueeze(-1) + made.log_scale[..., None, None]
     sign = made.targets.sign() * made.sign_h.unsqueeze(-1)
     scaled = (sign * log_alpha.exp()).where(made.visible.unsqueeze(-1), 0.0)
-    y = made.kernel @ scaled + epsilon * sign.where(made.visible.unsqueeze(-1), 0.0)
+    # y = Kα is the head's own output at its keys, which stays finite where the α of an exponential kernel does not
+    exponential = isinstance(primal.features, Exponential)
+    y = made.weights(made.keys) @ made.targets if exponential else made.kernel @ scaled
+    y = (y + epsilon * sign).where(made.visible.unsqueeze(-1), 0.0)
     log_c = log_alpha.masked_fill(~made.visible.unsqueeze(-1), -torch.inf).amax((-1, -2)) - made.log_scale
     log_c = log_c.clamp(min=-700.0)  # a head whose values are all zero needs no price at all
     rank, condition = spectrum(eigenvalues(made.kernel), made.visible)
+
+    # every token has its point's target, so that pooling gives the point's target back
+    per_token = y.gather(2, made.owner.unsqueeze(-1).expand(-1, -1, -1, y.shape[-1]))
 
     def shaped(x: Tensor) -> Tensor:
         return x.reshape(leading + tuple(x.shape[2:]))
 
     return Recovered(
         alpha=shaped(scaled * (-made.log_scale[..., None, None]).exp()), C=shaped(log_c.exp()), log_C=shaped(log_c),
-        targets=shaped(_per_token(primal, y, keys.shape[-2])), epsilon=epsilon,
+        targets=shaped(per_token), epsilon=epsilon,
         seen=shaped(made.visible), rank=shaped(rank), condition=shaped(condition),
     )  # fmt: skip
-
-
-def _per_token(primal: Primal, y: Tensor, tokens: int) -> Tensor:
-    """Give every token its point's target, so that pooling gives the point's target back."""
-    index = torch.arange(tokens, device=y.device)
-    scales = primal.training_set.head_scales(y.shape[1])
-    points = torch.stack([primal.training_set.coordinate(index, s, tokens) for s in scales])  # [H, N]
-    return y.gather(2, points[None, :, :, None].expand(y.shape[0], -1, -1, y.shape[-1]))

@@ -2,8 +2,8 @@
 
     minimise  ½ βᵀKβ − yᵀβ + ε|β|₁   subject to  |β_j| ≤ C  (and Σ_j β_j = 0 where there is a bias),   β = α − α̃
 
-One eigendecomposition of K per head serves all outputs and every step length: ADMM splits the quadratic from the box
-and the ε-term, whose proximal map is a soft threshold and a clip. A primal-dual active set then solves the optimality
+One factorisation of K per head serves all outputs: ADMM splits the quadratic from the box and the ε-term, whose
+proximal map is a soft threshold and a clip. A primal-dual active set then solves the optimality
 conditions exactly on the points that are neither zero nor at the bound.
 """
 
@@ -15,8 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHECK = 20
+CHECK = 10
 """ADMM steps between two looks at the duality gap."""
+
+START = 0.5
+"""The first step length ρ, for kernels with K_jj = 1; it follows the residuals from there."""
 
 POLISH = 12
 """Active-set steps at most."""
@@ -63,11 +66,22 @@ def solve(p: Problem, tol: float, max_iter: int) -> Solution:
     scaled = Problem(
         p.kernel / (d * d.transpose(-1, -2)), p.targets / d, p.c * d, p.epsilon / d, p.seen, p.ones / d, p.bias
     )
-    eigenvalues, eigenvectors = torch.linalg.eigh(scaled.kernel)
-    beta, bias, steps = _admm(scaled, eigenvalues.clamp(min=0), eigenvectors, tol, max_iter)
-    if tol < EXACT or bool((relative_gap(scaled, beta, bias) > tol).any()):
+    # for high accuracy, stop early and let the active set finish; where it cannot (K is singular), go on
+    near = math.sqrt(tol) / 10 if tol < EXACT else tol
+    beta, bias, steps = _admm(scaled, near, max_iter)
+    if tol < EXACT or bool((_short(scaled, beta, bias) > tol).any()):
         beta, bias = _polish(scaled, beta, bias, tol)
+    if bool((_short(scaled, beta, bias) > tol).any()) and steps < max_iter:
+        more, more_bias, steps = _admm(scaled, tol, max_iter)
+        more, more_bias = _polish(scaled, more, more_bias, tol)
+        better = (_short(scaled, more, more_bias) < _short(scaled, beta, bias))[:, None]
+        beta, bias = torch.where(better, more, beta), torch.where(better, more_bias, bias)
     return Solution(beta / d, bias, steps)
+
+
+def _short(p: Problem, beta: Tensor, bias: Tensor) -> Tensor:
+    """How far from solved: the gap, and with a bias how far from centred; [P, Dv]."""
+    return (relative_gap(p, beta, bias) + off_centre(p, beta)).nan_to_num(torch.inf)
 
 
 def deviation(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,44 +114,66 @@ def off_centre(p: Problem, beta: Tensor) -> Tensor:
     return (p.ones * beta).sum(1).abs() / (p.ones * beta).abs().sum(1).clamp(min=1e-300)
 
 
-def _admm(p: Problem, values: Tensor, vectors: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
-    count, n, outputs = p.targets.shape
-    rho = values.amax(-1)[:, None, None].clamp(min=1e-12).expand(count, 1, outputs) / n
+def _admm(p: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
+    count = p.targets.shape[0]
+    rho = p.targets.new_full((count, 1, 1), START)
+    inverse, inverse_ones = _invert(p, rho)
     z = torch.zeros_like(p.targets)
     u = torch.zeros_like(z)
-    ones_rotated = vectors.transpose(-1, -2) @ p.ones
     best, best_bias = z, z[:, :1]
     best_short = torch.full_like(z[:, 0], torch.inf)
+    b = torch.zeros_like(z[:, :1])
     step = 0
     for step in range(1, max_iter + 1):
-        inverse = 1 / (values.unsqueeze(-1) + rho)  # [P, N, Dv]
-        rotated = vectors.transpose(-1, -2) @ (p.targets + rho * (z - u))
-        b = torch.zeros_like(z[:, :1])
+        x = inverse @ (p.targets + rho * (z - u))
         if p.bias:
-            b = (ones_rotated * inverse * rotated).sum(1, keepdim=True)
-            b = b / (ones_rotated.square() * inverse).sum(1, keepdim=True)
-            rotated = rotated - ones_rotated * b
-        x = vectors @ (inverse * rotated)
+            b = (p.ones * x).sum(1, keepdim=True) / (p.ones * inverse_ones).sum(1, keepdim=True)
+            x = x - inverse_ones * b
         x = 1.6 * x + (1 - 1.6) * z  # over-relaxation
         before = z
         z = _prox(x + u, p.epsilon / rho, p.c).where(p.seen, 0.0)
-        u = u + x - z
         if step % CHECK == 0 or step == max_iter:
-            short = relative_gap(p, z, b) + off_centre(p, z)
+            centred = _centre(p, x + u, rho) if p.bias else z
+            short = _short(p, centred, b)
             better = short < best_short
-            best = torch.where(better[:, None], z, best)
+            best = torch.where(better[:, None], centred, best)
             best_bias = torch.where(better[:, None], b, best_bias)
             best_short = torch.where(better, short, best_short)
             if bool((best_short <= tol).all()):
                 break
-            if tol < EXACT and bool((best_short <= math.sqrt(tol) / 10).all()) and step % (5 * CHECK) == 0:
-                break  # near enough for the active set
+        u = u + x - z
+        if step % (2 * CHECK) == 0:
             # balance the residuals: the distance between the two copies, and how far one of them still moves
-            primal, dual = (x - z).norm(dim=1, keepdim=True), rho * (z - before).norm(dim=1, keepdim=True)
-            factor = (primal / dual.clamp(min=1e-300)).sqrt().clamp(0.2, 5.0)
-            factor = torch.where((factor > 0.8) & (factor < 1.25), 1.0, factor)
-            rho, u = rho * factor, u / factor
+            primal = (x - z).square().sum((1, 2), keepdim=True).sqrt()
+            dual = rho * (z - before).square().sum((1, 2), keepdim=True).sqrt()
+            factor = (primal / dual.clamp(min=1e-300)).sqrt().clamp(0.1, 10.0)
+            factor = torch.where((factor > 0.5) & (factor < 2.0), 1.0, factor)
+            if bool((factor != 1).any()):
+                rho, u = rho * factor, u / factor
+                inverse, inverse_ones = _invert(p, rho)
     return best, best_bias, step
+
+
+def _invert(p: Problem, rho: Tensor) -> tuple[Tensor, Tensor]:
+    """(K + ρI)⁻¹, written out: one product per step serves all outputs. And its product with the ones."""
+    n = p.kernel.shape[-1]
+    shifted = p.kernel + rho * torch.eye(n, dtype=rho.dtype, device=rho.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(shifted))
+    return inverse, inverse @ p.ones
+
+
+def _centre(p: Problem, x: Tensor, rho: Tensor) -> Tensor:
+    """The proximal point with Σβ = 0: a shift of x along the ones, found by bisection."""
+    low = (
+        -(x / p.ones.where(p.seen, 1.0)).abs().amax(1, keepdim=True)
+        - (p.epsilon / rho / p.ones.where(p.seen, 1.0)).amax()
+    )
+    high = -low
+    for _ in range(60):
+        middle = (low + high) / 2
+        total = (p.ones * _prox(x - middle * p.ones, p.epsilon / rho, p.c)).sum(1, keepdim=True)
+        low, high = torch.where(total > 0, middle, low), torch.where(total > 0, high, middle)
+    return _prox(x - (low + high) / 2 * p.ones, p.epsilon / rho, p.c).where(p.seen, 0.0)
 
 
 def _prox(x: Tensor, threshold: Tensor, c: Tensor) -> Tensor:
@@ -154,12 +190,12 @@ def _polish(p: Problem, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor,
         part = slice(start, start + per_turn)
         one = p._replace(targets=p.targets[..., part])
         best, best_bias = beta[..., part], bias[..., part]
-        best_short = relative_gap(one, best, best_bias) + off_centre(one, best)
+        best_short = _short(one, best, best_bias)
         # from where ADMM came to; and from nothing, which is near where C is large and targets differ in scale
         for now, b in ((best, best_bias), (torch.zeros_like(best), torch.zeros_like(best_bias))):
             for _ in range(POLISH):
                 now, b = _active_set_step(one, now, b)
-                short = (relative_gap(one, now, b) + off_centre(one, now)).nan_to_num(torch.inf)
+                short = _short(one, now, b)
                 better = short < best_short.clamp(min=tol)
                 best = torch.where(better[:, None], now, best)
                 best_bias = torch.where(better[:, None], b, best_bias)
@@ -175,7 +211,6 @@ def _polish(p: Problem, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor,
 
 def _active_set_step(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """One semi-smooth Newton step on the optimality conditions; every output has a system of its own."""
-    n = beta.shape[1]
     residual = p.targets - p.kernel @ beta - p.ones * bias
     trial = beta + residual  # a unit step, since K_jj = 1
     sign = trial.sign()
@@ -184,22 +219,35 @@ def _active_set_step(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Te
     free = ~(zero | bound)
     fixed = torch.where(bound, sign * p.c, 0.0)
     right = (p.targets - p.epsilon * sign - p.kernel @ fixed).where(free, 0.0)
-    # free rows and columns of K, the identity elsewhere, bordered by the centring constraint
+    # free rows and columns of K, the identity elsewhere
     mask = free.movedim(1, 2).to(beta.dtype)  # [P, Dv, N]
     system = p.kernel[:, None] * mask.unsqueeze(-1) * mask.unsqueeze(-2)
-    ridge = 1e-14 * p.kernel.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-    system.diagonal(dim1=-2, dim2=-1).add_(1 - mask + ridge * mask)
+    system.diagonal(dim1=-2, dim2=-1).add_(1 - mask)
     right = right.movedim(1, 2).unsqueeze(-1)  # [P, Dv, N, 1]
-    if p.bias:
-        border = mask.unsqueeze(-1) * p.ones[:, None]
-        any_free = (mask.sum(-1) > 0).to(beta.dtype)[..., None, None]
-        corner = 1 - any_free  # no free point leaves the bias as it is
-        system = torch.cat([torch.cat([system, border], -1), torch.cat([border.transpose(-1, -2), corner], -1)], -2)
-        centre = -(p.ones * fixed).sum(1)[..., None, None]
-        keep = bias.movedim(1, 2).unsqueeze(-1)
-        right = torch.cat([right, torch.where(any_free > 0, centre, keep)], -2)
-    solved, info = torch.linalg.solve_ex(system, right)
-    solved = torch.where((info == 0)[..., None, None], solved, 0.0).nan_to_num()
-    found = solved[..., :n, 0].movedim(2, 1)
-    b = solved[..., n:, 0].movedim(2, 1) if p.bias else bias
-    return torch.where(free, found, fixed).clamp(-p.c, p.c), b
+    if not p.bias:
+        return torch.where(free, _solve_spd(system, right)[..., 0].movedim(2, 1), fixed).clamp(-p.c, p.c), bias
+    border = mask.unsqueeze(-1) * p.ones[:, None]
+    solved = _solve_spd(system, torch.cat([right, border], -1))
+    alone, along = solved[..., :1], solved[..., 1:]
+    centre = -(p.ones * fixed).sum(1)[..., None, None]
+    b = ((border * alone).sum(-2, keepdim=True) - centre) / (border * along).sum(-2, keepdim=True)
+    found = (alone - along * b)[..., 0].movedim(2, 1)
+    b = b[..., 0].movedim(2, 1)
+    b = torch.where(free.any(1, keepdim=True) & b.isfinite(), b, bias)  # no free point leaves the bias as it is
+    return torch.where(free, found, fixed).clamp(-p.c, p.c).nan_to_num(), b
+
+
+def _solve_spd(system: Tensor, right: Tensor) -> Tensor:
+    """Cholesky with a lift of the size of rounding, as much as each system needs, and two refinements."""
+    lift = torch.full_like(system[..., :1, 0], 1e-14)
+    eye = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
+    for _ in range(4):
+        factor, info = torch.linalg.cholesky_ex(system + lift.unsqueeze(-1) * eye)
+        failed = (info > 0).unsqueeze(-1)
+        if not bool(failed.any()):
+            break
+        lift = torch.where(failed, lift * 1e2, lift)
+    x = torch.cholesky_solve(right, factor)
+    for _ in range(2):
+        x = x + torch.cholesky_solve(right - system @ x, factor)
+    return torch.where((info > 0)[..., None, None], 0.0, x).nan_to_num()
