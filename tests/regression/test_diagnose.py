@@ -377,3 +377,21 @@ def test_a_model_without_attention_is_an_error():
 def test_arguments_that_make_no_sense_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         diagnose(attend(), inputs(), **options)
+
+
+def test_layers_that_solve_for_their_values_are_left_out() -> None:
+    from primaldual.nn import SolvedAttention
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.solved = SolvedAttention(8, 2)
+            self.learned = MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.solved(x, x, x, need_weights=False)[0]
+            return self.learned(x, x, x, need_weights=False)[0]
+
+    assert {row.layer for row in diagnose(Both(), torch.randn(2, 6, 8)).rows} == {"learned"}
+    with pytest.raises(ValueError, match="has no attention layer"):
+        diagnose(SolvedAttention(8, 2), tuple(torch.randn(3, 2, 6, 8)))

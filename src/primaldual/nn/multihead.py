@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,9 @@ class MultiheadAttention(nn.Module):
     bias_v: nn.Parameter | None
     mechanism_bias: nn.Parameter | None
     convolutions: nn.ModuleDict | None
+
+    learns_values: ClassVar[bool] = True
+    """Whether the value projection gives values; a layer that solves for them projects to targets."""
 
     # torch's encoder puts its own fused softmax in the place of an attention for which this is True
     _qkv_same_embed_dim = False

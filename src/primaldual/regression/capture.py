@@ -44,7 +44,10 @@ def capture(model: nn.Module, batch: Any) -> list[Call]:
             heads. It is left as it was.
         batch: what the model is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments.
     """
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention | nn.MultiheadAttention)}
+    kinds = MultiheadAttention | nn.MultiheadAttention
+    found = {name: m for name, m in model.named_modules() if isinstance(m, kinds)}
+    # a layer that solves for its values states its regression itself
+    layers = {name: m for name, m in found.items() if getattr(m, "learns_values", True)}
     if not layers:
         raise NoAttentionError(
             f"{type(model).__name__} has no attention layer: expected a primaldual.MultiheadAttention or a "
