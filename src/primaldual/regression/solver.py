@@ -18,11 +18,18 @@ from torch import Tensor
 CHECK = 10
 """ADMM steps between two looks at the duality gap."""
 
-START = 0.5
-"""The first step length ρ, for kernels with K_jj = 1; it follows the residuals from there."""
+START = 1.0
+"""The least first step length ρ, for kernels with K_jj = 1; it follows the residuals from there."""
+
+BOX = 1.0
+"""The first step length where the box is tight, over |y|/C."""
 
 POLISH = 12
 """Active-set steps at most."""
+
+ROUGH = 1e-6
+ROUGH_STEPS = 200
+"""A gap no smaller than this is reached in float32, or given up after so many steps; it is measured in float64."""
 
 EXACT = 1e-6
 """Below this tolerance the active set has the last word: it meets the centring constraint and the bounds exactly."""
@@ -68,7 +75,10 @@ def solve(p: Problem, tol: float, max_iter: int) -> Solution:
     )
     # for high accuracy, stop early and let the active set finish; where it cannot (K is singular), go on
     near = math.sqrt(tol) / 10 if tol < EXACT else tol
-    beta, bias, steps = _admm(scaled, near, max_iter)
+    if near >= ROUGH and bool(scaled.targets.abs().amax() < 1e6) and bool(scaled.c.amin() > 1e-6):
+        beta, bias, steps = _admm(scaled, near, min(max_iter, ROUGH_STEPS), torch.float32)
+    else:
+        beta, bias, steps = _admm(scaled, near, max_iter)
     if tol < EXACT or bool((_short(scaled, beta, bias) > tol).any()):
         beta, bias = _polish(scaled, beta, bias, tol)
     if bool((_short(scaled, beta, bias) > tol).any()) and steps < max_iter:
@@ -114,14 +124,19 @@ def off_centre(p: Problem, beta: Tensor) -> Tensor:
     return (p.ones * beta).sum(1).abs() / (p.ones * beta).abs().sum(1).clamp(min=1e-300)
 
 
-def _admm(p: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
-    count = p.targets.shape[0]
-    rho = p.targets.new_full((count, 1, 1), START)
+def _admm(exact: Problem, tol: float, max_iter: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, int]:
+    p = Problem(
+        exact.kernel.to(dtype), exact.targets.to(dtype), exact.c.to(dtype), exact.epsilon.to(dtype), exact.seen,
+        exact.ones.to(dtype), exact.bias,
+    )  # fmt: skip
+    # where the box is tight, β is of the size of C and not of y: the step length is their ratio
+    size = (p.targets.abs().mean(-1, keepdim=True) / p.c).where(p.seen, 0.0).sum(1, keepdim=True)
+    rho = (BOX * size / p.seen.sum(1, keepdim=True).clamp(min=1)).clamp(START, 1e6)
     inverse, inverse_ones = _invert(p, rho)
     z = torch.zeros_like(p.targets)
     u = torch.zeros_like(z)
-    best, best_bias = z, z[:, :1]
-    best_short = torch.full_like(z[:, 0], torch.inf)
+    best, best_bias = torch.zeros_like(exact.targets), torch.zeros_like(exact.targets[:, :1])
+    best_short = torch.full_like(best[:, 0], torch.inf)
     b = torch.zeros_like(z[:, :1])
     step = 0
     for step in range(1, max_iter + 1):
@@ -133,11 +148,12 @@ def _admm(p: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
         before = z
         z = _prox(x + u, p.epsilon / rho, p.c).where(p.seen, 0.0)
         if step % CHECK == 0 or step == max_iter:
-            centred = _centre(p, x + u, rho) if p.bias else z
-            short = _short(p, centred, b)
+            centred = (_centre(p, x + u, rho) if p.bias else z).to(best.dtype).clamp(-exact.c, exact.c)
+            bias = b.to(best.dtype)
+            short = _short(exact, centred, bias)
             better = short < best_short
             best = torch.where(better[:, None], centred, best)
-            best_bias = torch.where(better[:, None], b, best_bias)
+            best_bias = torch.where(better[:, None], bias, best_bias)
             best_short = torch.where(better, short, best_short)
             if bool((best_short <= tol).all()):
                 break
@@ -147,7 +163,8 @@ def _admm(p: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
             primal = (x - z).square().sum((1, 2), keepdim=True).sqrt()
             dual = rho * (z - before).square().sum((1, 2), keepdim=True).sqrt()
             factor = (primal / dual.clamp(min=1e-300)).sqrt().clamp(0.1, 10.0)
-            factor = torch.where((factor > 0.5) & (factor < 2.0), 1.0, factor)
+            within = (rho * factor > 1e-6) & (rho * factor < 1e6)
+            factor = torch.where((factor > 0.5) & (factor < 2.0) | ~within, 1.0, factor)
             if bool((factor != 1).any()):
                 rho, u = rho * factor, u / factor
                 inverse, inverse_ones = _invert(p, rho)
@@ -169,7 +186,7 @@ def _centre(p: Problem, x: Tensor, rho: Tensor) -> Tensor:
         - (p.epsilon / rho / p.ones.where(p.seen, 1.0)).amax()
     )
     high = -low
-    for _ in range(60):
+    for _ in range(25 if x.dtype == torch.float32 else 60):
         middle = (low + high) / 2
         total = (p.ones * _prox(x - middle * p.ones, p.epsilon / rho, p.c)).sum(1, keepdim=True)
         low, high = torch.where(total > 0, middle, low), torch.where(total > 0, high, middle)
