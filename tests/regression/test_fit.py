@@ -234,8 +234,18 @@ def test_heads_whose_normalisers_differ_by_many_orders_are_solved() -> None:
 def test_a_head_that_float64_cannot_solve_is_reported_as_such() -> None:
     keys, targets = problem(8, 10, 4)
     with pytest.warns(NotConvergedWarning, match="duality gap"):
-        solved = fit("softmax", 10 * keys, targets, C=float("inf"), epsilon=0.1)
+        solved = fit("softmax", 40 * keys, targets, C=float("inf"), epsilon=0.1)
     assert not solved.certificate.ok(1e-3) and solved.certificate.condition == torch.inf
+
+
+def test_a_kernel_that_no_features_have_is_an_error() -> None:
+    class Difference(EluPlusOne):
+        def kernel(self, x, y, parameters=None):
+            return super().kernel(x, y, parameters) - 3.0
+
+    keys, targets = problem(9, 12, 3)
+    with pytest.raises(KernelError, match="not positive semi-definite"):
+        fit(Primal(features=Difference(), normalizer=Unit()), keys, targets, C=1.0, epsilon=0.1)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from .solver import Problem, deviation, objectives, off_centre, relative_gap
 
 
-class Certificate(NamedTuple):
+@dataclass(frozen=True)
+class Certificate:
     """All [batch, heads] (leading dimensions as given). Objectives are sums over outputs; residuals are the worst.
 
     primal, dual: objectives of Eqn. primal-opt and its dual, in units where the largest diagonal entry of K is 1.
@@ -19,7 +21,8 @@ class Certificate(NamedTuple):
     dual_domain: by how much α or α̃ leaves [0, C], or the centring constraint is missed, over the scale of α.
     complementarity: α·(room in the tube) and (C − α)·slack, over the size of the objective.
     stationarity: distance of y − f from the subdifferential of ε|β| on the box, over the scale of y.
-    condition, rank: of the kernel matrix, from its eigenvalues; rank counts those over N·eps of the largest.
+    condition, rank: of the kernel matrix, from its eigenvalues, which are found when they are asked for; rank counts
+        those over N·eps of the largest.
     """
 
     primal: Tensor
@@ -29,8 +32,22 @@ class Certificate(NamedTuple):
     dual_domain: Tensor
     complementarity: Tensor
     stationarity: Tensor
-    condition: Tensor
-    rank: Tensor
+    kernel: Tensor  # [..., W, W]
+    seen: Tensor  # bool [..., W]
+
+    @cached_property
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        return spectrum(self.kernel, self.seen)
+
+    @property
+    def rank(self) -> Tensor:
+        """How many eigenvalues of the kernel are not rounding."""
+        return self._spectrum[0]
+
+    @property
+    def condition(self) -> Tensor:
+        """Largest over smallest eigenvalue; infinite where the smallest is rounding."""
+        return self._spectrum[1]
 
     def ok(self, tol: float = 1e-6) -> bool:
         """Whether the gap and all four residuals of every problem are within `tol`; a NaN never is."""
@@ -38,7 +55,7 @@ class Certificate(NamedTuple):
         return all(bool((x <= tol).all()) for x in checked)
 
 
-def certify(p: Problem, beta: Tensor, bias: Tensor, eigenvalues: Tensor) -> Certificate:
+def certify(p: Problem, beta: Tensor, bias: Tensor, leading: tuple[int, ...]) -> Certificate:
     """Measure a solution of scaled problems from scratch: nothing is taken over from the solver."""
     primal, dual = objectives(p, beta, bias)
     residual, slack = deviation(p, beta, bias)
@@ -55,16 +72,15 @@ def certify(p: Problem, beta: Tensor, bias: Tensor, eigenvalues: Tensor) -> Cert
     complementarity = torch.maximum(size * room, paid) / worth
     push = residual * beta.sign() - p.epsilon  # along β: zero when free, positive at the bound
     stationary = torch.where(size == 0, slack, torch.where(at_bound, (-push).clamp(min=0), push.abs()))
-    rank, condition = spectrum(eigenvalues, p.seen.squeeze(-1))
     worst = [x.amax((1, 2)) for x in (feasibility, complementarity, stationary / scale)]
-    return Certificate(
-        primal.sum(-1), dual.sum(-1), relative_gap(p, beta, bias).amax(-1), worst[0], domain, worst[1], worst[2],
-        condition, rank,
-    )  # fmt: skip
+    numbers = (primal.sum(-1), dual.sum(-1), relative_gap(p, beta, bias).amax(-1), worst[0], domain, worst[1], worst[2])
+    shaped = (x.reshape(leading + tuple(x.shape[1:])) for x in (*numbers, p.kernel, p.seen.squeeze(-1)))
+    return Certificate(*shaped)
 
 
-def spectrum(eigenvalues: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """(rank, condition number) of each kernel over the points that exist; eigenvalues ascend."""
+def spectrum(kernel: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """(rank, condition number) of each kernel over the points that exist."""
+    eigenvalues = torch.linalg.eigvalsh(kernel).clamp(min=0)  # ascending
     count = seen.sum(-1)
     largest = eigenvalues[..., -1]
     # points that are not there add zero eigenvalues, which sort first among those of a semi-definite matrix

@@ -145,6 +145,7 @@ def fit(
     problems = batch * heads
     if not bool(made.kernel.isfinite().all()):
         raise KernelError("the kernel matrix is not finite: h is zero or the features overflow")
+    check_definite(made.kernel)
     kernel = made.kernel.reshape(problems, points, points)
     log_scale = made.log_scale.reshape(problems, 1, 1)
     c_scaled = (c.expand(leading).reshape(-1, 1, 1).log() + log_scale).exp()
@@ -154,7 +155,7 @@ def fit(
         seen.double(), bias,
     )  # fmt: skip
     solution = solve(p, tol, max_iter)
-    certificate = certify(p, solution.beta, solution.bias, eigenvalues(kernel))
+    certificate = certify(p, solution.beta, solution.bias, leading)
     if not bool((certificate.gap <= max(tol, 1e-7)).all()):
         warnings.warn(
             f"relative duality gap {float(certificate.gap.max()):.1e} after {solution.iterations} steps, asked for "
@@ -174,22 +175,23 @@ def fit(
         primal=primal, alpha=shaped(natural.clamp(min=0)), alpha_tilde=shaped((-natural).clamp(min=0)),
         bias=shaped(solution.bias.squeeze(1)), values=shaped(v), support=shaped((solution.beta != 0).any(-1)),
         seen=shaped(p.seen.squeeze(-1)), iterations=solution.iterations,
-        certificate=Certificate(*(shaped(x) for x in certificate)), C=c.expand(leading), epsilon=float(epsilon),
+        certificate=certificate, C=c.expand(leading), epsilon=float(epsilon),
         design=made, leading=leading,
     )  # fmt: skip
 
 
-def eigenvalues(kernel: Tensor) -> Tensor:
-    """Eigenvalues, ascending, of kernels that are checked to be finite and positive semi-definite."""
-    values = torch.linalg.eigvalsh(kernel)
-    lowest, largest = values[..., 0], values[..., -1].clamp(min=1e-300)
-    if bool((lowest < -1e-8 * largest).any()):
-        worst = float((lowest / largest).min())
+def check_definite(kernel: Tensor) -> None:
+    """Raise unless every kernel is positive semi-definite, up to rounding."""
+    diagonal = kernel.diagonal(dim1=-2, dim2=-1)
+    d = diagonal.clamp(min=0).sqrt().where(diagonal > 0, 1.0)
+    unit = kernel / (d.unsqueeze(-1) * d.unsqueeze(-2))
+    lifted = unit + 1e-8 * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+    if bool((diagonal < 0).any()) or bool((torch.linalg.cholesky_ex(lifted).info > 0).any()):
+        lowest = float(torch.linalg.eigvalsh(unit).min())
         raise KernelError(
-            f"the kernel matrix is not positive semi-definite (smallest over largest eigenvalue {worst:.1e}): "
+            f"the kernel matrix is not positive semi-definite (smallest eigenvalue {lowest:.1e} at unit diagonal): "
             f"it is no Φ(x)·Φ(y)"
         )
-    return values.clamp(min=0)
 
 
 def four_d(x: Tensor, leading: tuple[int, ...], name: str) -> Tensor:

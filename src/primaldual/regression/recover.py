@@ -12,7 +12,7 @@ from ..dual.rewrites import pooling_of
 from ..primal import Exponential, Primal, as_primal
 from .certificate import spectrum
 from .design import design
-from .fit import double, eigenvalues, four_d
+from .fit import check_definite, double, four_d
 
 
 class Recovered(NamedTuple):
@@ -81,7 +81,8 @@ def recover(
     y = (y + epsilon * sign).where(made.visible.unsqueeze(-1), 0.0)
     log_c = log_alpha.masked_fill(~made.visible.unsqueeze(-1), -torch.inf).amax((-1, -2)) - made.log_scale
     log_c = log_c.clamp(min=-700.0)  # a head whose values are all zero needs no price at all
-    rank, condition = spectrum(eigenvalues(made.kernel), made.visible)
+    check_definite(made.kernel)
+    rank, condition = spectrum(made.kernel, made.visible)
 
     # every token has its point's target, so that pooling gives the point's target back
     per_token = y.gather(2, made.owner.unsqueeze(-1).expand(-1, -1, -1, y.shape[-1]))
