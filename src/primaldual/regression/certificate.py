@@ -58,7 +58,7 @@ class Certificate:
 def certify(p: Problem, beta: Tensor, bias: Tensor, leading: tuple[int, ...]) -> Certificate:
     """Measure a solution of scaled problems from scratch: nothing is taken over from the solver."""
     primal, dual = objectives(p, beta, bias)
-    residual, slack = deviation(p, beta, bias)
+    residual, slack = deviation(p, p.kernel @ beta, bias)
     size = beta.abs()
     scale = torch.maximum(p.targets.abs().amax((1, 2), keepdim=True), p.epsilon).clamp(min=1e-300)
     c = p.c.clamp(max=torch.finfo(beta.dtype).max)

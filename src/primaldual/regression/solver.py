@@ -94,17 +94,18 @@ def _short(p: Problem, beta: Tensor, bias: Tensor) -> Tensor:
     return (relative_gap(p, beta, bias) + off_centre(p, beta)).nan_to_num(torch.inf)
 
 
-def deviation(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(y − f, slack): what is left of the targets, and by how much that leaves the tube."""
-    residual = (p.targets - p.kernel @ beta - p.ones * bias).where(p.seen, 0.0)
+def deviation(p: Problem, f: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """(y − f − b, slack), f = Kβ: what is left of the targets, and by how much that leaves the tube."""
+    residual = (p.targets - f - p.ones * bias).where(p.seen, 0.0)
     largest = (p.targets / p.ones.where(p.seen, 1.0)).abs().amax(1, keepdim=True)
     return residual, (residual.abs() - p.epsilon - ROUNDING * largest * p.ones).clamp(min=0)
 
 
 def objectives(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """(primal, dual) objective [P, Dv] at β and the weights that it makes."""
-    norm = (beta * (p.kernel @ beta)).sum(1) / 2
-    _, slack = deviation(p, beta, bias)
+    f = p.kernel @ beta
+    norm = (beta * f).sum(1) / 2
+    _, slack = deviation(p, f, bias)
     primal = norm + torch.where(slack > 0, p.c * slack, 0.0).sum(1)  # no slack costs nothing, even at infinite C
     dual = (p.targets * beta).sum(1) - (p.epsilon * beta.abs()).sum(1) - norm
     return primal, dual
@@ -149,9 +150,11 @@ def _admm(exact: Problem, tol: float, max_iter: int, dtype: torch.dtype = torch.
         z = _prox(x + u, p.epsilon / rho, p.c).where(p.seen, 0.0)
         if step % CHECK == 0 or step == max_iter:
             now, bias = z.to(best.dtype).clamp(-exact.c, exact.c), b.to(best.dtype)
-            if p.bias and (step == max_iter or bool((relative_gap(exact, now, bias) <= 4 * tol).all())):
-                now = _centre(p, x + u, rho).to(best.dtype).clamp(-exact.c, exact.c)  # worth its price near the end
-            short = _short(exact, now, bias)
+            gap = relative_gap(exact, now, bias).nan_to_num(torch.inf)
+            if p.bias and (step == max_iter or bool((gap <= 4 * tol).all())):  # worth its price near the end
+                now = _centre(p, x + u, rho).to(best.dtype).clamp(-exact.c, exact.c)
+                gap = relative_gap(exact, now, bias).nan_to_num(torch.inf)
+            short = gap + off_centre(exact, now)
             better = short < best_short
             best = torch.where(better[:, None], now, best)
             best_bias = torch.where(better[:, None], bias, best_bias)
