@@ -50,7 +50,7 @@ def main() -> None:
         print(f"{r['name']:16}{r['length']:>8}{r['ratio']:>8.3f}{spread:>16}{bound:>12}{r['flops_ratio']:>13.3f}")
     if arguments.output:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        report = {"environment": environment(), "measurements": records}
+        report = {"environment": environment(arguments.repeats), "measurements": records}
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     if any(r["must_reach"] is not None and r["ratio"] > r["must_reach"] for r in records):
         sys.exit("a ratio is over what it must reach")
@@ -91,14 +91,14 @@ def step(run: Callable[[], Tensor], up: Tensor, inputs: tuple[Tensor, ...]) -> f
     return time.perf_counter() - start
 
 
-def environment() -> dict[str, object]:
+def environment(repeats: int) -> dict[str, object]:
     """What the figures depend on."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": f"python benchmarks/attention_cpu.py --repeats {repeats}",
     }
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -48,7 +47,7 @@ def main() -> None:
         environment = {
             "torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads(),
             "device": torch.cuda.get_device_name() if arguments.device == "cuda" else platform.machine(),
-            "command": " ".join(["python", *sys.argv]),
+            "command": f"python benchmarks/regression.py --device {arguments.device} --sample {arguments.sample}",
         }  # fmt: skip
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps({"environment": environment, "measurements": records}, indent=1) + "\n")

@@ -46,7 +46,7 @@ def test_executor_equals_reference_in_float64(name: str, impl: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("impl", [name for name in EXECUTORS if name != "reference"])
 @pytest.mark.parametrize("name", PRIMALS)
-def test_low_precision_stays_near_the_reference_s_own_error(name: str, impl: str, dtype: torch.dtype) -> None:
+def test_low_precision_stays_within_twice_the_reference_s_own_error(name: str, impl: str, dtype: torch.dtype) -> None:
     length = 16 if name == "conv2d" else 37
     cases = [Case(length, length, "padding"), Case(length, length), Case(length, length, "bias", causal=True)]
     for case in cases:
@@ -58,8 +58,9 @@ def test_low_precision_stays_near_the_reference_s_own_error(name: str, impl: str
         truth = on_gpu(PRIMALS[name], case, "reference", torch.float64, rounded=dtype)
         rough = on_gpu(PRIMALS[name], case, "reference", dtype)
         for what, value in truth.items():
-            # fused kernels sum in an order of their own: the reference's error says how large, not how exactly, it is
-            budget = 4 * relative_error(rough[what], value) + 16 * torch.finfo(dtype).eps
+            # the floor is twice the CPU's: where the reference has no error at all (one key per query), FlexAttention's
+            # gradient is a difference of two sums of order 5, 6.1e-7 on an H200 where 4 eps are 4.8e-7
+            budget = 2 * relative_error(rough[what], value) + 8 * torch.finfo(dtype).eps
             assert relative_error(found[what], value) < budget, f"{case}: {what}"
 
 
