@@ -9,6 +9,7 @@ import torch
 from primaldual import Primal, mechanism
 from primaldual.primal import EluPlusOne, Taylor, Unit
 from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, fit
+from primaldual.regression.problem import Problem, objectives, relative_gap
 
 PROBLEMS = [
     # seed, points, head dimension, C over N², ε: C is of the order of h(k) ~ N and above
@@ -151,6 +152,34 @@ def test_duplicate_keys_share_one_function_value() -> None:
     assert solved.certificate.ok(1e-6) and solved.certificate.rank == 8 and solved.certificate.condition == torch.inf
     f = solved.predict(keys)
     torch.testing.assert_close(f[:, :8], f[:, 8:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("epsilon", [0.0, 0.05])
+@pytest.mark.parametrize("name", ["softmax", "linear"])
+def test_a_price_far_over_the_targets_is_solved_where_the_kernel_is_singular(
+    name: str, epsilon: float, bias: bool
+) -> None:
+    """No function of a 1-dimensional head meets 33 random targets, so that many α are at the bound."""
+    keys, targets = problem(33, 33, 1)
+    solved = fit(name, keys, targets, C=1e7, epsilon=epsilon, bias=bias)
+    assert solved.certificate.condition == torch.inf and solved.certificate.ok(1e-6)
+    assert (solved.alpha + solved.alpha_tilde >= 1e7 * (1 - 1e-9)).any()
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_the_gap_is_that_of_the_objectives_and_never_hides_in_their_rounding(bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    root, targets, beta = (torch.randn(3, 9, n, generator=generator, dtype=torch.float64) for n in (9, 2, 2))
+    one = torch.ones(3, 1, 1, dtype=torch.float64)
+    beta = beta.clamp(-1, 1)
+    p = Problem(
+        root @ root.mT, targets, one, 0.1 * one, torch.ones(3, 9, 1, dtype=torch.bool), one.expand(3, 9, 1), bias
+    )
+    b = torch.randn(3, 1, 2, generator=generator, dtype=torch.float64) if bias else torch.zeros(3, 1, 2).double()
+    primal, dual = objectives(p, beta, b)
+    expected = (primal - dual).abs() / (1 + primal.abs() + dual.abs())
+    torch.testing.assert_close(relative_gap(p, beta, b), expected, rtol=1e-9, atol=0)
 
 
 def test_masked_keys_take_no_part() -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .solver import Problem, deviation, objectives, off_centre, relative_gap
+from .problem import Problem, deviation, objectives, off_centre, relative_gap
 
 
 @dataclass(frozen=True)

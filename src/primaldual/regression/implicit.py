@@ -20,7 +20,8 @@ from torch import Tensor
 
 from .design import Design
 from .fit import KernelError, NotConvergedWarning
-from .solver import Problem, relative_gap, solve
+from .problem import Problem, relative_gap
+from .solver import solve
 
 SETTLE = 10
 """Times that the sets are looked at again, at most; a solution of the solver's precision mostly needs one."""

@@ -3,17 +3,21 @@
     minimise  ½ βᵀKβ − yᵀβ + ε|β|₁   subject to  |β_j| ≤ C  (and Σ_j β_j = 0 where there is a bias),   β = α − α̃
 
 One factorisation of K per head serves all outputs: ADMM splits the quadratic from the box and the ε-term, whose
-proximal map is a soft threshold and a clip. A primal-dual active set then solves the optimality
-conditions exactly on the points that are neither zero nor at the bound.
+proximal map is a soft threshold and a clip. A primal-dual active set then solves the optimality conditions exactly on
+the points that are neither zero nor at the bound. Where K is singular to rounding it may not come to an end; those
+outputs are left to an interior-point method.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .interior import interior
+from .problem import Problem, off_centre, prox, relative_gap, shortfall
+from .spd import Factored
 
 CHECK = 10
 """ADMM steps between two looks at the duality gap."""
@@ -29,17 +33,11 @@ POLISH = 12
 
 ROUGH = 1e-6
 ROUGH_STEPS = 200
-"""A gap no smaller than this is reached in float32, or given up after so many steps; it is measured in float64."""
-
-EXACT = 1e-6
-"""Below this tolerance the active set has the last word: it meets the centring constraint and the bounds exactly."""
+"""A gap no smaller than this is reached in float32, or given up after so many steps; it is measured in float64. For a
+smaller one the active set has the last word: it meets the centring constraint and the bounds exactly."""
 
 CHUNK_BYTES = 1 << 28
-"""Memory for the systems of the active set; more outputs take turns."""
-
-
-ROUNDING = 1e-12
-"""A deviation from the tube below this share of the largest target is rounding, not slack."""
+"""Memory for the systems of the active set, and of the interior; more outputs take turns."""
 
 
 class Solution(NamedTuple):
@@ -50,20 +48,8 @@ class Solution(NamedTuple):
     iterations: int
 
 
-class Problem(NamedTuple):
-    """P problems with Dv outputs each."""
-
-    kernel: Tensor  # [P, N, N], positive semi-definite; zero where there is no point
-    targets: Tensor  # [P, N, Dv]
-    c: Tensor  # [P, N or 1, 1]
-    epsilon: Tensor  # [P, N or 1, 1]
-    seen: Tensor  # bool [P, N, 1]: which points there are
-    ones: Tensor  # [P, N, 1]: what the bias adds to each point
-    bias: bool  # whether there is one
-
-
 def solve(p: Problem, tol: float, max_iter: int) -> Solution:
-    """Both stages; the better of the two, output by output.
+    """All stages, each for what is still short of `tol`; the best of them, output by output.
 
     Points are first scaled to K_jj = 1: β_j ↦ β_j √K_jj. The normalisers of one head can differ by many orders of
     magnitude, and the conditioning that they cause goes away with that.
@@ -73,59 +59,38 @@ def solve(p: Problem, tol: float, max_iter: int) -> Solution:
     scaled = Problem(
         p.kernel / (d * d.transpose(-1, -2)), p.targets / d, p.c * d, p.epsilon / d, p.seen, p.ones / d, p.bias
     )
-    # for high accuracy, stop early and let the active set finish; where it cannot (K is singular), go on
-    near = math.sqrt(tol) / 10 if tol < EXACT else tol
-    if near >= ROUGH and bool(scaled.targets.abs().amax() < 1e6) and bool(scaled.c.amin() > 1e-6):
-        beta, bias, steps = _admm(scaled, near, min(max_iter, ROUGH_STEPS), torch.float32)
-    else:
-        beta, bias, steps = _admm(scaled, near, max_iter)
-    if tol < EXACT or bool((_short(scaled, beta, bias) > tol).any()):
+    single = bool(scaled.targets.abs().amax() < 1e6) and bool(scaled.c.amin() > 1e-6)
+    dtype = torch.float32 if single else torch.float64
+    beta, bias, steps = _admm(scaled, max(tol, ROUGH), min(max_iter, ROUGH_STEPS), dtype)
+    if tol < ROUGH or bool((shortfall(scaled, beta, bias) > tol).any()):
         beta, bias = _polish(scaled, beta, bias, tol)
-    if bool((_short(scaled, beta, bias) > tol).any()) and steps < max_iter:
-        more, more_bias, steps = _admm(scaled, tol, max_iter)
-        more, more_bias = _polish(scaled, more, more_bias, tol)
-        better = (_short(scaled, more, more_bias) < _short(scaled, beta, bias))[:, None]
-        beta, bias = torch.where(better, more, beta), torch.where(better, more_bias, bias)
+    if steps < max_iter and bool((shortfall(scaled, beta, bias) > tol).any()):
+        beta, bias, more = _inside(scaled, beta, bias, tol, max_iter - steps)
+        steps += more
     return Solution(beta / d, bias, steps)
 
 
-def _short(p: Problem, beta: Tensor, bias: Tensor) -> Tensor:
-    """How far from solved: the gap, and with a bias how far from centred; [P, Dv]."""
-    return (relative_gap(p, beta, bias) + off_centre(p, beta)).nan_to_num(torch.inf)
+def _inside(p: Problem, beta: Tensor, bias: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
+    """The interior-point method for the outputs that are still short of `tol`, where it does better."""
+    beta, bias = beta.clone(), bias.clone()
+    short = (shortfall(p, beta, bias) > tol).nonzero()
+    most = 0
+    for part in short.split(max(1, CHUNK_BYTES // (8 * p.kernel[0].numel()))):
+        of, output = part.unbind(1)
+        one = Problem(
+            p.kernel[of], p.targets[of, :, output, None], p.c[of], p.epsilon[of], p.seen[of], p.ones[of], p.bias
+        )
+        old, old_bias = beta[of, :, output, None], bias[of, :, output, None]
+        # the gap is of second order in f, and two more digits of it cost a step
+        new, new_bias, steps = interior(one, tol / 100, max_iter)
+        better = (shortfall(one, new, new_bias) < shortfall(one, old, old_bias))[:, None]
+        beta[of, :, output] = torch.where(better, new, old).squeeze(-1)
+        bias[of, :, output] = torch.where(better, new_bias, old_bias).squeeze(-1)
+        most = max(most, steps)
+    return beta, bias, most
 
 
-def deviation(p: Problem, f: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(y − f − b, slack), f = Kβ: what is left of the targets, and by how much that leaves the tube."""
-    residual = (p.targets - f - p.ones * bias).where(p.seen, 0.0)
-    largest = (p.targets / p.ones.where(p.seen, 1.0)).abs().amax(1, keepdim=True)
-    return residual, (residual.abs() - p.epsilon - ROUNDING * largest * p.ones).clamp(min=0)
-
-
-def objectives(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """(primal, dual) objective [P, Dv] at β and the weights that it makes."""
-    f = p.kernel @ beta
-    norm = (beta * f).sum(1) / 2
-    _, slack = deviation(p, f, bias)
-    primal = norm + torch.where(slack > 0, p.c * slack, 0.0).sum(1)  # no slack costs nothing, even at infinite C
-    dual = (p.targets * beta).sum(1) - (p.epsilon * beta.abs()).sum(1) - norm
-    return primal, dual
-
-
-def relative_gap(p: Problem, beta: Tensor, bias: Tensor) -> Tensor:
-    """|primal − dual| / (1 + |primal| + |dual|), [P, Dv]; 1 where the primal is infinite."""
-    primal, dual = objectives(p, beta, bias)
-    gap = (primal - dual).abs() / (1 + primal.abs() + dual.abs())
-    return torch.where(primal.isfinite(), gap, 1.0)
-
-
-def off_centre(p: Problem, beta: Tensor) -> Tensor:
-    """|Σβ| / Σ|β|, which the bias forces to zero: [P, Dv]."""
-    if not p.bias:
-        return torch.zeros_like(beta[:, 0])
-    return (p.ones * beta).sum(1).abs() / (p.ones * beta).abs().sum(1).clamp(min=1e-300)
-
-
-def _admm(exact: Problem, tol: float, max_iter: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, int]:
+def _admm(exact: Problem, tol: float, max_iter: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
     p = Problem(
         exact.kernel.to(dtype), exact.targets.to(dtype), exact.c.to(dtype), exact.epsilon.to(dtype), exact.seen,
         exact.ones.to(dtype), exact.bias,
@@ -147,7 +112,7 @@ def _admm(exact: Problem, tol: float, max_iter: int, dtype: torch.dtype = torch.
             x = x - inverse_ones * b
         x = 1.6 * x + (1 - 1.6) * z  # over-relaxation
         before = z
-        z = _prox(x + u, p.epsilon / rho, p.c).where(p.seen, 0.0)
+        z = prox(x + u, p.epsilon / rho, p.c).where(p.seen, 0.0)
         if step % CHECK == 0 or step == max_iter:
             now, bias = z.to(best.dtype).clamp(-exact.c, exact.c), b.to(best.dtype)
             gap = relative_gap(exact, now, bias).nan_to_num(torch.inf)
@@ -192,14 +157,9 @@ def _centre(p: Problem, x: Tensor, rho: Tensor) -> Tensor:
     high = -low
     for _ in range(25 if x.dtype == torch.float32 else 60):
         middle = (low + high) / 2
-        total = (p.ones * _prox(x - middle * p.ones, p.epsilon / rho, p.c)).sum(1, keepdim=True)
+        total = (p.ones * prox(x - middle * p.ones, p.epsilon / rho, p.c)).sum(1, keepdim=True)
         low, high = torch.where(total > 0, middle, low), torch.where(total > 0, high, middle)
-    return _prox(x - (low + high) / 2 * p.ones, p.epsilon / rho, p.c).where(p.seen, 0.0)
-
-
-def _prox(x: Tensor, threshold: Tensor, c: Tensor) -> Tensor:
-    """argmin_z threshold·|z| + (z − x)²/2 over the box |z| ≤ c."""
-    return (x.sign() * (x.abs() - threshold).clamp(min=0)).clamp(-c, c)
+    return prox(x - (low + high) / 2 * p.ones, p.epsilon / rho, p.c).where(p.seen, 0.0)
 
 
 def _polish(p: Problem, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor, Tensor]:
@@ -211,12 +171,12 @@ def _polish(p: Problem, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor,
         part = slice(start, start + per_turn)
         one = p._replace(targets=p.targets[..., part])
         best, best_bias = beta[..., part], bias[..., part]
-        best_short = _short(one, best, best_bias)
+        best_short = shortfall(one, best, best_bias)
         # from where ADMM came to; and from nothing, which is near where C is large and targets differ in scale
         for now, b in ((best, best_bias), (torch.zeros_like(best), torch.zeros_like(best_bias))):
             for _ in range(POLISH):
                 now, b = _active_set_step(one, now, b)
-                short = _short(one, now, b)
+                short = shortfall(one, now, b)
                 better = short < best_short.clamp(min=tol)
                 best = torch.where(better[:, None], now, best)
                 best_bias = torch.where(better[:, None], b, best_bias)
@@ -246,9 +206,9 @@ def _active_set_step(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Te
     system.diagonal(dim1=-2, dim2=-1).add_(1 - mask)
     right = right.movedim(1, 2).unsqueeze(-1)  # [P, Dv, N, 1]
     if not p.bias:
-        return torch.where(free, _solve_spd(system, right)[..., 0].movedim(2, 1), fixed).clamp(-p.c, p.c), bias
+        return torch.where(free, Factored(system).solve(right)[..., 0].movedim(2, 1), fixed).clamp(-p.c, p.c), bias
     border = mask.unsqueeze(-1) * p.ones[:, None]
-    solved = _solve_spd(system, torch.cat([right, border], -1))
+    solved = Factored(system).solve(torch.cat([right, border], -1))
     alone, along = solved[..., :1], solved[..., 1:]
     centre = -(p.ones * fixed).sum(1)[..., None, None]
     b = ((border * alone).sum(-2, keepdim=True) - centre) / (border * along).sum(-2, keepdim=True)
@@ -256,19 +216,3 @@ def _active_set_step(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Te
     b = b[..., 0].movedim(2, 1)
     b = torch.where(free.any(1, keepdim=True) & b.isfinite(), b, bias)  # no free point leaves the bias as it is
     return torch.where(free, found, fixed).clamp(-p.c, p.c).nan_to_num(), b
-
-
-def _solve_spd(system: Tensor, right: Tensor) -> Tensor:
-    """Cholesky with a lift of the size of rounding, as much as each system needs, and two refinements."""
-    lift = torch.full_like(system[..., :1, 0], 1e-14)
-    eye = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
-    for _ in range(4):
-        factor, info = torch.linalg.cholesky_ex(system + lift.unsqueeze(-1) * eye)
-        failed = (info > 0).unsqueeze(-1)
-        if not bool(failed.any()):
-            break
-        lift = torch.where(failed, lift * 1e2, lift)
-    x = torch.cholesky_solve(right, factor)
-    for _ in range(2):
-        x = x + torch.cholesky_solve(right - system @ x, factor)
-    return torch.where((info > 0)[..., None, None], 0.0, x).nan_to_num()
