@@ -36,6 +36,8 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/attention_cpu.py
+	$(BIN)/primaldual bench kernels
+	$(BIN)/primaldual bench layers
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """The command line: parse, call, print."""
 
-from . import certify
+from . import bench, certify, data
 from .main import app
 
-__all__ = ["app", "certify"]
+__all__ = ["app", "bench", "certify", "data"]

@@ -1,0 +1,105 @@
+"""What must be reached, and what would be a dream: the issue's table as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .case import Case
+
+SCALES = (1, 1, 2, 2, 4, 4, 8, 8)
+BATCH = {128: 32, 512: 16, 1024: 8, 4096: 8, 16384: 4}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure of one case's record, and its bounds.
+
+    Args:
+        name: what the reader sees.
+        case: what is measured.
+        figure: the key of the record.
+        must: the bound that has to hold.
+        dream: the bound to hope for; None where the issue names none.
+        at_least: the bound is from below.
+    """
+
+    name: str
+    case: Case
+    figure: str
+    must: float
+    dream: float | None = None
+    at_least: bool = False
+
+    def value(self, record: dict[str, Any]) -> float | None:
+        """The measured figure; None where the case was refused or the figure does not exist."""
+        return record.get(self.figure)
+
+    def met(self, record: dict[str, Any], bound: float | None) -> bool:
+        """Whether the figure is within a bound."""
+        value = self.value(record)
+        if value is None or bound is None:
+            return False
+        return value >= bound if self.at_least else value <= bound
+
+
+def _kernels() -> Iterator[Target]:
+    sh = Case("kernels", "sh", 128, 32, scales=SCALES)
+    must = {128: 0.90, 512: 0.62, 1024: 0.58, 4096: 0.50, 16384: 0.475}
+    dream = {128: 0.60, 512: 0.50, 1024: 0.49, 4096: 0.48, 16384: 0.47}
+    for length in must:
+        case = replace(sh, length=length, batch=BATCH[length])
+        yield Target("SH", case, "ratio", must[length], dream[length])
+    for length, most, hoped in ((128, 1.10, 0.8), (1024, 0.80, 0.6), (4096, 0.55, 0.5)):
+        case = replace(sh, length=length, batch=BATCH[length], mode="eager")
+        yield Target("SH", case, "ratio", most, hoped)
+    lra = replace(sh, length=4096, batch=32, heads=2, head_dim=32, scales=(1, 2))
+    yield Target("SH, LRA shape", lra, "ratio", 0.74, 0.72)
+    scp1 = replace(sh, length=896, batch=64, head_dim=16)
+    yield Target("SH, SelfRegulationSCP1 shape", scp1, "ratio", 0.50, 0.40)
+    single = replace(scp1, dtype="float32", tf32=True)
+    yield Target("SH, SelfRegulationSCP1 shape, tf32", single, "ratio", 0.35, 0.15)
+    linear = Case("kernels", "linear", 65536, 4, step="forward")
+    yield Target("linear, share of copy bandwidth", linear, "bytes_share", 0.60, 0.85, at_least=True)
+
+
+def _layers() -> Iterator[Target]:
+    bn = {128: (1.10, 1.03), 1024: (1.05, 1.02), 4096: (1.02, 1.00)}
+    both = {1024: (0.80, 0.65), 4096: (0.60, 0.50)}
+    for mode in ("captured", "eager"):
+        for name, bounds in (("bn", bn), ("bn+sh", both)):
+            for length, (must, dream) in bounds.items():
+                scales = SCALES if name == "bn+sh" else None
+                case = Case("layers", name, length, BATCH[length], mode=mode, scales=scales)
+                yield Target(f"{name.upper()} layer", case, "ratio", must, dream)
+    for step, use in (("forward+backward", "training"), ("forward", "inference")):
+        case = Case("layers", "bn+sh", 4096, 8, step=step, mode="eager", scales=SCALES)
+        yield Target(f"BN+SH {use} memory ÷ fused", case, "memory_ratio", 0.90)
+        yield Target(f"BN+SH {use} memory ÷ materialised", case, "memory_ratio_materialised", 0.25)
+
+
+TARGETS: tuple[Target, ...] = (*_kernels(), *_layers())
+
+
+def cases() -> list[Case]:
+    """Every case of the table, once."""
+    return list(dict.fromkeys(target.case for target in TARGETS))
+
+
+def verdicts(done: Sequence[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:
+    """Each target whose case was measured: its figure beside its bounds."""
+    records = dict(done)
+    return {
+        "targets": [
+            {
+                "name": target.name, "figure": target.figure, "value": target.value(records[target.case]),
+                "must": target.must, "dream": target.dream, "at_least": target.at_least,
+                "met": target.met(records[target.case], target.must),
+                "dreamt": target.met(records[target.case], target.dream),
+                "record": list(records).index(target.case),
+            }
+            for target in TARGETS
+            if target.case in records
+        ]
+    }  # fmt: skip

@@ -1,0 +1,180 @@
+"""Where the raw files of a set come from: a data directory, the aeon package, or a download."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+import zipfile
+import zlib
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from .errors import DataError, DataFormatError, DataNotFoundError
+from .ts import TsFile, read_ts
+
+PARSER_VERSION = 1
+"""To be raised when the same raw files give other tensors; what was prepared before is then stale."""
+
+DATA_VARIABLE, CACHE_VARIABLE = "PRIMALDUAL_DATA", "PRIMALDUAL_CACHE"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The raw files of a set.
+
+    Args:
+        files: the zip, or the training and the test file.
+        origin: where from, in words.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    origin: str
+
+    def digest(self) -> str:
+        """SHA-256 of the files and the version of what reads them."""
+        digest = hashlib.sha256(f"primaldual .ts {PARSER_VERSION}\n".encode())
+        for path in self.files:
+            with path.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
+
+    def read(self, part: str) -> TsFile:
+        """The series of `part`, "TRAIN" or "TEST"."""
+        if self.files[0].suffix == ".zip":
+            return _read_zip(self.files[0], f"{self.name}_{part}.ts")
+        return read_file(self.files[0 if part == "TRAIN" else 1])
+
+
+def read_file(path: Path) -> TsFile:
+    """The series of a `.ts` file."""
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        return read_ts(lines, str(path))
+
+
+def _read_zip(path: Path, member: str) -> TsFile:
+    """A member, in whatever folder of the zip it lies."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [n for n in archive.namelist() if n.rpartition("/")[2].lower() == member.lower()]
+            if not names:
+                raise DataFormatError(str(path), None, f"there is no {member} inside")
+            with (
+                archive.open(names[0]) as stream,
+                io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace") as lines,
+            ):
+                return read_ts(lines, f"{path}:{names[0]}")
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise DataFormatError(str(path), None, f"not a whole zip file ({error}); download it again") from None
+
+
+def check_name(name: str) -> None:
+    """Raise unless `name` can be the name of a set, and so of a file."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w\-]*", name):
+        raise DataError(f"a data set is named by letters, digits, '-' and '_', such as JapaneseVowels; got {name!r}")
+
+
+def data_directory(given: str | Path | None) -> Path | None:
+    """The directory given, else that of `PRIMALDUAL_DATA`; it must exist."""
+    chosen = given or os.environ.get(DATA_VARIABLE)
+    if not chosen:
+        return None
+    path = Path(chosen).expanduser()
+    if not path.is_dir():
+        by = "" if given else f" (from {DATA_VARIABLE})"
+        raise DataNotFoundError(f"the data directory {path}{by} does not exist")
+    return path
+
+
+def cache_directory(given: str | Path | None) -> Path:
+    """The directory given, else that of `PRIMALDUAL_CACHE`, else the user's cache."""
+    if chosen := given or os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        home = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        home = Path.home() / "Library" / "Caches"
+    else:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "primaldual"
+
+
+def _folders(directory: Path) -> list[Path]:
+    """A directory and what is in it; none where it does not exist."""
+    return [directory, *sorted(p for p in directory.iterdir() if p.is_dir())] if directory.is_dir() else []
+
+
+def in_directory(name: str, directory: Path) -> Source | None:
+    """`<Name>/<Name>_TRAIN.ts` or `<Name>.zip`, in the directory or in a folder of it."""
+    for folder in _folders(directory):
+        pair = tuple(folder / name / f"{name}_{part}.ts" for part in ("TRAIN", "TEST"))
+        if any(path.is_file() for path in pair):
+            for path in pair:
+                if not path.is_file():
+                    raise DataNotFoundError(f"{name}: {path} is missing; both _TRAIN.ts and _TEST.ts are needed")
+            return Source(name, pair, str(folder / name))
+        if (archive := folder / f"{name}.zip").is_file():
+            return Source(name, (archive,), str(archive))
+    return None
+
+
+def names_in(directory: Path) -> list[str]:
+    """The sets that `in_directory` finds."""
+    found = set()
+    for folder in _folders(directory):
+        found |= {path.stem for path in folder.glob("*.zip")}
+        found |= {p.parent.name for p in folder.glob("*/*_TRAIN.ts") if p.name == f"{p.parent.name}_TRAIN.ts"}
+    return sorted(found)
+
+
+def aeon_directory() -> Path | None:
+    """The sets inside the aeon package, which need not be imported for it."""
+    spec = find_spec("aeon")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "datasets" / "data"
+    return folder if folder.is_dir() else None
+
+
+def in_aeon(name: str) -> Source | None:
+    """A set inside the aeon package."""
+    folder = aeon_directory()
+    found = None if folder is None or not (folder / name).is_dir() else in_directory(name, folder)
+    return None if found is None else Source(name, found.files, "the aeon package")
+
+
+def download(name: str, directory: Path) -> Source | None:
+    """Fetch a set of the archives into `directory` through aeon; None when the archives have none of that name."""
+    if find_spec("aeon") is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package's own imports, nothing that a reader could act on
+        aeon = import_module("aeon.datasets")
+        if name in import_module("aeon.datasets.tsc_datasets").tsc_zenodo:
+            fetch = aeon.load_classification
+        elif name in import_module("aeon.datasets.tser_datasets").tsr_zenodo:
+            fetch = aeon.load_regression
+        else:
+            return None
+    directory.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=directory, prefix=".download-"))  # a broken download leaves nothing behind
+    try:
+        fetch(name, split="train", extract_path=str(scratch))
+        shutil.rmtree(directory / name, ignore_errors=True)
+        (scratch / name).replace(directory / name)
+    except (OSError, ValueError) as error:
+        raise DataNotFoundError(
+            f"{name} could not be downloaded: {error}. Get {name}.zip from timeseriesclassification.com (regression: "
+            f"Zenodo's TSER archive) and name its folder by --data-dir or {DATA_VARIABLE}"
+        ) from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return in_directory(name, directory)

@@ -1,0 +1,278 @@
+"""What is counted, measured and written; never how long anything takes."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from primaldual import attention
+from primaldual.bench import TARGETS, Bench, Case, grid
+from primaldual.bench import kernels as kernels_module
+from primaldual.bench import run as run_module
+from primaldual.bench.ceilings import Ceilings
+from primaldual.bench.counts import bytes_moved, flops
+from primaldual.bench.plot import ratio_plot, targets_plot
+from primaldual.bench.record import without_paths, write
+from primaldual.bench.targets import cases, verdicts
+from primaldual.bench.timing import Contestant, Timed, capture, in_turns, working_bytes
+
+CPU = torch.device("cpu")
+SMALL = Case("kernels", "sh", 16, 2, heads=4, head_dim=8, dtype="float32", mode="eager", scales=(1, 1, 2, 2))
+CEILINGS = Ceilings(1e9, {"float32": 1e10})
+
+
+def other(case, **changes):
+    return Case(**({f: getattr(case, f) for f in case.__dataclass_fields__} | changes))
+
+
+def test_attention_counts_its_pairs():
+    one = Case("kernels", "softmax", 128, 3, heads=2, head_dim=16, step="forward")
+    assert flops(one) == 3 * 2 * 4 * 128 * 128 * 16
+    assert flops(other(one, step="forward+backward")) == 3.5 * flops(one)
+    assert flops(other(one, causal=True)) == flops(one) * 129 / 256
+
+
+def test_pooled_heads_take_their_share_of_the_arithmetic():
+    one = Case("kernels", "sh", 1024, 1, scales=(1, 1, 2, 2, 4, 4, 8, 8))
+    assert flops(one) / flops(one.softmax) == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 8) / 4)
+
+
+def test_a_pattern_too_long_to_count_has_no_flops():
+    assert flops(Case("kernels", "sparse", 65536, 1)) is None
+
+
+def test_a_layer_projects_four_times():
+    one = Case("layers", "softmax", 32, 1, heads=2, head_dim=8, step="forward")
+    assert flops(one) == flops(other(one, subject="kernels")) + 4 * 2 * 32 * 16 * 16
+
+
+def test_bytes_are_those_of_inputs_and_outputs_once():
+    one = Case("kernels", "bn", 128, 3, heads=2, head_dim=16, step="forward")
+    tensor = 3 * 2 * 128 * 16 * 2
+    assert bytes_moved(one) == 4 * tensor
+    assert bytes_moved(other(one, step="forward+backward")) == 12 * tensor
+
+
+def test_a_grid_has_about_the_same_tokens_at_every_length():
+    made = grid("kernels", mechanisms=("bn",), lengths=(128, 65536), head_dims=(64,), dtypes=("bfloat16",),
+                modes=("eager",), tokens=32768)  # fmt: skip
+    assert {(case.length, case.batch) for case in made} == {(128, 256), (65536, 1)}
+    assert {case.step for case in made} == {"forward", "forward+backward"}
+
+
+@pytest.mark.parametrize("subject", ["kernels", "layers"])
+@pytest.mark.parametrize("step", ["forward", "forward+backward"])
+def test_a_record_says_what_was_measured(subject, step):
+    bench = Bench(CPU, repeats=3)
+    bench.ceilings = CEILINGS
+    case = other(SMALL, subject=subject, step=step)
+    record = bench.measure(case)
+    assert record["error"] is None, record["error"]
+    assert record["repeats"] == 3
+    for name in ("seconds", "rival_seconds", "ratio"):
+        assert 0 < record[f"{name}_min"] <= record[name] <= record[f"{name}_max"]
+    assert record["flops_share"] > 0 and record["bytes_share"] > 0
+    assert record["rival"] == {"kernels": "sdpa", "layers": "default"}[subject]
+    assert json.loads(json.dumps(record, allow_nan=False)) == record | {"scales": list(case.scales)}
+
+
+def test_steps_give_the_gradients_of_attention():
+    workload = kernels_module.workload(SMALL, CPU)
+    found = workload.ours.steps[0]()
+    step = workload.ours.steps[0]
+    _, (q, k, v), up, _ = step.args
+    wanted = torch.autograd.grad(attention(q, k, v, SMALL.primal), (q, k, v), up)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mechanism": "conv2d"}, "not a square"),
+        ({"mechanism": "linear", "impl": "sdpa"}, "impl='sdpa' cannot compute this"),
+        ({"mechanism": "conv2d", "causal": True, "length": 9}, "is_causal=True"),
+        ({"scales": (1, 2, 4)}, "scales"),
+        ({"impl": "reference", "length": 2**17}, "the dense formula takes about"),
+    ],
+)
+def test_a_refused_case_becomes_a_record_that_says_why(changes, said):
+    record = Bench(CPU, repeats=3).measure(other(SMALL, **({"length": 15} | changes)))
+    assert said in record["error"]
+    assert "seconds" not in record
+
+
+def test_running_out_of_memory_becomes_a_record(monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory, in /home/me/lib.so")
+
+    monkeypatch.setattr(kernels_module, "attention", full)
+    assert Bench(CPU, repeats=3).measure(SMALL)["error"] == "out of memory"
+
+
+def test_without_a_fused_rival_there_is_time_but_no_ratio(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("No available kernel")
+
+    monkeypatch.setattr(kernels_module, "scaled_dot_product_attention", refuse)
+    record = Bench(CPU, repeats=3).measure(other(SMALL, step="forward"))
+    assert record["rival"] is None and "ratio" not in record and record["seconds"] > 0
+    assert record["rivals"] == {"sdpa": "RuntimeError: No available kernel"}
+
+
+def test_contestants_run_in_turns_and_each_step_in_its_turn():
+    log = []
+    pair = [Contestant(name, [lambda n=name + i: log.append(n) for i in "xy"], 0) for name in "ab"]
+    timed = [Timed(one, "eager", CPU) for one in pair]
+    for one in timed:
+        one.inner = 2
+    log.clear()
+    rounds = in_turns(timed, 2, budget=math.inf)
+    assert [len(times) for times in rounds] == [2, 2]
+    assert [set(log[i : i + 2]) for i in range(0, 8, 2)] == [{"ax", "ay"}, {"bx", "by"}, {"bx", "by"}, {"ax", "ay"}]
+
+
+def test_a_spent_budget_leaves_three_rounds():
+    timed = Timed(Contestant("a", [lambda: None], 0), "eager", CPU)
+    assert len(in_turns([timed], 100, budget=0.0)) == 3
+
+
+def test_interrupting_keeps_what_was_measured(tmp_path, monkeypatch):
+    bench = Bench(CPU, repeats=3)
+    right = bench.measure
+
+    def measure(case):
+        if case.mechanism == "bn":
+            raise KeyboardInterrupt
+        return right(case)
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "find_ceilings", lambda cases: CEILINGS)
+    path = tmp_path / "deep" / "kernels.json"
+    content = run_module.run(bench, [SMALL, other(SMALL, mechanism="bn"), SMALL], path, {"torch": "x"})
+    written = json.loads(path.read_text())
+    assert written["complete"] is False and content["complete"] is False
+    assert [record["mechanism"] for record in written["records"]] == ["sh"]
+
+
+def test_a_failed_write_leaves_the_earlier_file(tmp_path):
+    path = tmp_path / "kernels.json"
+    write(path, {"records": [1]})
+    with pytest.raises(ValueError):
+        write(path, {"records": [math.nan]})
+    assert json.loads(path.read_text()) == {"records": [1]}
+    assert [file.name for file in tmp_path.iterdir()] == ["kernels.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("no /usr/local/lib/x.so here", "no … here"),
+        (r"no C:\Users\me\x.dll here", "no … here"),
+        ("a ratio of 1/2, and TFLOP/s", "a ratio of 1/2, and TFLOP/s"),
+        ("first line\nsecond", "first line"),
+    ],
+)
+def test_messages_lose_paths(text, plain):
+    assert without_paths(text) == plain
+
+
+def test_the_table_of_targets_is_the_issues():
+    of = {(t.case.subject, t.case.mechanism, t.case.dtype, t.case.mode, t.case.heads, t.case.head_dim, t.case.length,
+           t.case.batch, t.case.step, t.figure): (t.must, t.dream) for t in TARGETS}  # fmt: skip
+    both = "forward+backward"
+    wanted = {
+        ("kernels", "sh", "bfloat16", "captured", 8, 64, n, batch, both, "ratio"): bounds
+        for n, batch, bounds in (
+            (128, 32, (0.90, 0.60)), (512, 16, (0.62, 0.50)), (1024, 8, (0.58, 0.49)), (4096, 8, (0.50, 0.48)),
+            (16384, 4, (0.475, 0.47)),
+        )
+    }  # fmt: skip
+    wanted |= {
+        ("kernels", "sh", "bfloat16", "eager", 8, 64, n, batch, both, "ratio"): bounds
+        for n, batch, bounds in ((128, 32, (1.10, 0.8)), (1024, 8, (0.80, 0.6)), (4096, 8, (0.55, 0.5)))
+    }
+    wanted |= {
+        ("kernels", "sh", "bfloat16", "captured", 2, 32, 4096, 32, both, "ratio"): (0.74, 0.72),
+        ("kernels", "sh", "bfloat16", "captured", 8, 16, 896, 64, both, "ratio"): (0.50, 0.40),
+        ("kernels", "sh", "float32", "captured", 8, 16, 896, 64, both, "ratio"): (0.35, 0.15),
+        ("kernels", "linear", "bfloat16", "captured", 8, 64, 65536, 4, "forward", "bytes_share"): (0.60, 0.85),
+    }
+    for mode in ("eager", "captured"):
+        wanted |= {
+            ("layers", name, "bfloat16", mode, 8, 64, n, batch, both, "ratio"): bounds
+            for name, n, batch, bounds in (
+                ("bn", 128, 32, (1.10, 1.03)), ("bn", 1024, 8, (1.05, 1.02)), ("bn", 4096, 8, (1.02, 1.00)),
+                ("bn+sh", 1024, 8, (0.80, 0.65)), ("bn+sh", 4096, 8, (0.60, 0.50)),
+            )
+        }  # fmt: skip
+    wanted |= {
+        ("layers", "bn+sh", "bfloat16", "eager", 8, 64, 4096, 8, step, figure): (must, None)
+        for step in ("forward", both)
+        for figure, must in (("memory_ratio", 0.90), ("memory_ratio_materialised", 0.25))
+    }
+    assert of == wanted and len(TARGETS) == len(wanted)
+    assert {t.case.scales for t in TARGETS if "sh" in t.case.mechanism} == {(1, 1, 2, 2, 4, 4, 8, 8), (1, 2)}
+    assert [t.case.tf32 for t in TARGETS if t.case.dtype == "float32"] == [True]
+
+
+def test_verdicts_stand_beside_their_bounds():
+    made = [(case, {"error": None, "ratio": 0.55, "bytes_share": 0.7}) for case in cases()]
+    found = verdicts(made)["targets"]
+    assert len(found) == len(TARGETS)
+    first, last = found[0], next(one for one in found if one["figure"] == "bytes_share")
+    assert (first["value"], first["must"], first["met"], first["dreamt"]) == (0.55, 0.90, True, True)
+    assert (last["met"], last["dreamt"]) == (True, False)
+    assert not any(one["met"] for one in found if one["figure"] == "memory_ratio")  # it was not measured
+
+
+def test_plots_are_drawn_from_the_records():
+    case, environment = SMALL, {"device": "a machine"}
+    shape = {"mechanism": "sh", "heads": 8, "head_dim": 64, "dtype": "bfloat16", "step": "forward", "mode": "eager"}
+    record = shape | {"subject": "kernels", "error": None, "ratio": 0.5, "ratio_min": 0.4, "ratio_max": 0.6,
+                      "arithmetic_limit": 0.47, "length": case.length}  # fmt: skip
+    refused = {"error": "out of memory"}
+    slow = record | {"ratio": 30.0, "ratio_min": 20.0, "ratio_max": 40.0}
+    assert ratio_plot({"records": [slow], "environment": environment}).startswith(b"\x89PNG")
+    picture = ratio_plot({"records": [record, refused], "environment": environment})
+    assert picture is not None and picture.startswith(b"\x89PNG")
+    assert ratio_plot({"records": [refused], "environment": environment}) is None
+    done = [(one, {"error": None, "ratio": 0.5, "mode": one.mode, "length": 1, "batch": 1}) for one in cases()]
+    content = {"records": [r for _, r in done], "environment": environment} | verdicts(done)
+    assert targets_plot(content).startswith(b"\x89PNG")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["softmax", "bn", "sh", "bn+sh", "linear"])
+def test_a_captured_step_gives_the_gradients_of_an_eager_one(name):
+    case = Case("kernels", name, 128, 2, dtype="float32", scales=(1, 1, 2, 2, 4, 4, 8, 8))
+    step = kernels_module.workload(case, torch.device("cuda")).ours.steps[0]
+    eager = [x.clone() for x in step()]
+    captured = capture(step)
+    for x in captured.result:
+        x.fill_(math.nan)
+    captured.graph.replay()
+    torch.cuda.synchronize()
+    for a, b in zip(captured.result, eager, strict=True):  # atomic additions come in any order
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "captured"])
+@pytest.mark.parametrize("subject", ["kernels", "layers"])
+def test_a_gpu_record_has_memory_and_names_the_back_end(subject, mode):
+    case = Case(subject, "bn", 256, 2, mode=mode)
+    bench = Bench(torch.device("cuda"), repeats=3)
+    bench.find_ceilings([case])
+    record = bench.measure(case)
+    assert record["error"] is None, record["error"]
+    assert record["rival"] in ("cudnn", "flash", "efficient", "default")
+    assert record["peak_bytes"] > 0 and record["memory_ratio"] > 0
+    assert ("memory_ratio_materialised" in record) == (subject == "layers")
+
+
+@pytest.mark.gpu
+def test_working_memory_is_what_the_step_adds():
+    x = torch.ones(2**20, device="cuda")
+    assert working_bytes(Contestant("a", [lambda: x + 1], 0), torch.device("cuda")) == 2**22

@@ -1,0 +1,137 @@
+"""`primaldual bench` prints a table, writes a record and a picture, and fails in one line."""
+
+import json
+import re
+from dataclasses import asdict
+
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import primaldual
+from primaldual.bench import measure, targets
+from primaldual.cli import app, bench
+
+TINY = ("--device", "cpu", "--lengths", "16,64", "--batch", "1", "--heads", "4", "--head-dims", "8", "--repeats", "3")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "160"}).invoke(app, ["bench", *arguments])
+
+
+def one_line(result: Result) -> str:
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
+@pytest.fixture
+def quick_ceilings(monkeypatch):
+    """The ceilings of a slow machine, at once."""
+    made = measure.Ceilings(1e9, {"float32": 1e10})
+    monkeypatch.setattr(measure, "measure_ceilings", lambda *given: made)
+
+
+def test_kernels_writes_a_table_a_record_and_a_picture(tmp_path):
+    path = tmp_path / "out" / "kernels.json"
+    result = call("kernels", *TINY, "--mechanisms", "bn,conv2d", "--output", str(path), "--lengths", "16,20")
+    assert result.exit_code == 0, result.output
+    assert "kernels, forward+backward, eager: float32, 4 heads of 8" in result.stdout
+    assert "20 tokens less 0 prefix tokens are 20, not a square" in " ".join(result.stdout.split())
+    assert sorted(file.name for file in path.parent.iterdir()) == ["kernels.json", "kernels.png"]
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+    content = json.loads(path.read_text())
+    assert content["complete"] is True
+    environment = content["environment"]
+    assert environment["torch"] == torch.__version__ and environment["primaldual"] == primaldual.__version__
+    assert {"python", "triton", "device", "system", "threads"} <= set(environment)
+    assert environment["command"].startswith("primaldual bench kernels --lengths 16,20 --batch 1 --heads 4")
+    assert str(tmp_path) not in path.read_text()
+    assert content["ceilings"]["bytes_per_second"] > 0 and content["ceilings"]["flops_per_second"]["float32"] > 0
+    records = content["records"]
+    assert [(r["step"], r["mechanism"], r["length"]) for r in records] == [
+        (step, name, n) for step in ("forward", "forward+backward") for name in ("bn", "conv2d") for n in (16, 20)
+    ]
+    assert [r["length"] for r in records if r["error"]] == [20, 20]
+    measured = next(r for r in records if not r["error"])
+    assert {
+        "seconds", "rival", "rival_seconds", "ratio", "ratio_min", "ratio_max", "repeats", "flops_share",
+        "bytes_share", "peak_bytes", "arithmetic_limit", "executor",
+    } <= set(measured)  # fmt: skip
+
+
+def test_layers_write_where_results_belong(tmp_path, monkeypatch, quick_ceilings):
+    monkeypatch.chdir(tmp_path)
+    result = call("layers", *TINY, "--mechanisms", "bn+sh", "--scales", "1,1,2,2", "--no-plot", "--steps", "forward")
+    assert result.exit_code == 0, result.output
+    assert [file.name for file in (tmp_path / "results" / "cpu").iterdir()] == ["layers.json"]
+    content = json.loads((tmp_path / "results" / "cpu" / "layers.json").read_text())
+    assert {r["subject"] for r in content["records"]} == {"layers"}
+    assert "--no-plot" in content["environment"]["command"]
+
+
+def test_an_interrupted_run_says_what_was_written(tmp_path, monkeypatch, quick_ceilings):
+    right = measure.Bench.measure
+
+    def interrupted(self, case):
+        if case.length == 64:
+            raise KeyboardInterrupt
+        return right(self, case)
+
+    monkeypatch.setattr(measure.Bench, "measure", interrupted)
+    path = tmp_path / "kernels.json"
+    result = call("kernels", *TINY, "--mechanisms", "bn", "--output", str(path))
+    assert result.exit_code == 130
+    assert "stopped after 1 of 4" in result.stderr
+    content = json.loads(path.read_text())
+    assert content["complete"] is False and len(content["records"]) == 1
+
+
+def test_the_targets_need_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = call("kernels", "--preset", "targets")
+    assert result.exit_code == 2
+    assert "--preset targets needs a CUDA device" in one_line(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--mechanisms", "softmx"), "did you mean 'softmax'"),
+        (("--dtypes", "int8"), "--dtypes takes bfloat16"),
+        (("--lengths", "long"), "--lengths takes positive integers"),
+        (("--lengths", "0"), "--lengths takes positive integers"),
+        (("--mode", "captured"), "needs a CUDA device"),
+        (("--tf32",), "--tf32 needs a CUDA device"),
+        (("--impl", "magic"), "--impl must be one of auto"),
+        (("--dropout", "1"), "--dropout must be in [0, 1)"),
+        (("--steps", "sideways"), "--steps takes forward"),
+        (("--preset", "dreams"), "--preset must be targets"),
+        (("--preset", "targets", "--heads", "4"), "leave out --heads"),
+    ],
+)
+def test_bad_options_fail_in_one_line(arguments, said):
+    result = call("kernels", "--device", "cpu", *arguments)
+    assert result.exit_code == 2
+    assert said in one_line(result)
+    assert result.stdout == ""
+
+
+def test_help_says_how_it_measures():
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", call("kernels", "--help").stdout)
+    assert "primaldual bench kernels --preset targets" in plain
+    assert "eager ÷ eager" in plain and "read + written" in plain
+
+
+@pytest.mark.parametrize(("ratio", "status"), [(0.01, 0), (0.7, 1)])
+def test_a_missed_target_sets_the_exit_status(tmp_path, monkeypatch, quick_ceilings, ratio, status):
+    figures = {"ratio": ratio, "bytes_share": 0.9, "memory_ratio": ratio, "memory_ratio_materialised": ratio}
+    record = figures | {"error": None, "rival": "cudnn"}
+    monkeypatch.setattr(bench, "_preset", lambda *given: targets.cases())
+    monkeypatch.setattr(measure.Bench, "measure", lambda self, case: asdict(case) | record)
+    path = tmp_path / "targets.json"
+    result = call("kernels", "--device", "cpu", "--preset", "targets", "--output", str(path))
+    assert result.exit_code == status, result.output
+    assert ("MISSED" in result.stdout) == bool(status) and "≤ 0.475" in result.stdout and "≥ 0.85" in result.stdout
+    assert len(json.loads(path.read_text())["targets"]) == len(targets.TARGETS)
+    assert path.with_suffix(".png").exists()
