@@ -56,32 +56,17 @@ def test_every_query_with_a_key_of_its_own_place_sees_it(pattern, queries, lengt
 
 
 @given(pattern=patterns, queries=st.integers(1, 40), length=st.integers(1, 40))
-def test_what_is_kept_lies_in_the_near_blocks_or_in_the_far_piece(pattern, queries, length):
-    pieces = pattern.pieces(length)
-    block = pieces.block
-    for i, row in enumerate(allowed(pattern, queries, length)):
-        for j, kept in enumerate(row):
-            near = abs(i // block - j // block) <= 1
-            far = {
-                None: False,
-                "residues": i % block == j % block,
-                "summary": j % block >= block - pieces.summary,
-            }[pieces.far]
-            assert not kept or near or far
+def test_the_pieces_are_disjoint_and_together_what_is_kept(pattern, queries, length):
+    i, j = torch.arange(queries)[:, None], torch.arange(length)
+    times = sum(piece.allows(i, j).int() for piece in pattern.pieces(length))
+    assert torch.equal(times, pattern.allows(i, j, length).int())
 
 
 @given(pattern=patterns, length=st.integers(1, 40))
-def test_pieces_are_no_larger_than_they_must_be(pattern, length):
-    """Far away, everything in the far piece is kept: nothing is computed there to be thrown away."""
-    pieces = pattern.pieces(length)
-    block = pieces.block
-    seen = allowed(pattern, length, length)
-    for i in range(length):
-        for j in range(length):
-            if pieces.far == "residues" and i % block == j % block:
-                assert seen[i][j]
-            if pieces.far == "summary" and j % block >= block - pieces.summary:
-                assert seen[i][j]
+def test_a_piece_says_whether_a_query_sees_its_own_key_in_it(pattern, length):
+    i = torch.arange(length)
+    for piece in pattern.pieces(length):
+        assert piece.allows(i, i).tolist() == [piece.own] * length
 
 
 def test_a_pattern_that_does_not_say_where_its_keys_lie_has_no_pieces():

@@ -1,29 +1,49 @@
-"""Sparse softmax heads that compute what they keep.
+"""Sparse softmax heads that compute what they keep: the pieces of their pattern, by `gathered`.
 
-On a GPU without dropout: FlexAttention over a block mask. Everywhere else, and where it has no form: `gathered`.
+On a GPU without dropout each piece is one FlexAttention, whose block mask follows from the piece's `Span` in O(tiles
+kept) and is remembered; what padding hides is a bias on the scores, so no mask is built for it. Elsewhere, plain torch.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..dual import GroupHeadsByScale
 from ..dual.rewrites import pooling_of
 from ..primal import Sparse
+from ..primal.patterns import Band, Block, Piece, Residues, Summary
 from . import gathered, sdpa
+from .gathered import Laid, Part, Span, near_block, summary_columns
 from .pooling import Pool
 from .problem import Problem
 
-WORTHWHILE = 5
-"""Pieces pay when they hold at most one key in so many: measured on a CPU, where they break even near 400 keys."""
+TILE = 128
+"""Queries and keys to a tile of FlexAttention: what it computes or skips as one."""
 
 SMALLEST_HEAD = 16
 """FlexAttention's least head dimension; smaller heads are padded with zeros."""
+
+DYNAMIC_SHAPES = True
+"""One kernel for all lengths; otherwise one is compiled for every length of every piece."""
+
+RECOMPILES = 64
+"""Kernels kept: beyond torch's own limit of 8, FlexAttention would compute all N² scores without a word."""
+
+
+class Kept(NamedTuple):
+    """What the pieces of a problem cost forward, and what the dense mask costs."""
+
+    columns: int  # scores computed for a query of the least pooled head
+    length: int  # its keys
+    flops: int
+    dense_flops: int
+    pieces: int  # attentions run one after the other
 
 
 def refusal(problem: Problem) -> str | None:
@@ -36,27 +56,53 @@ def refusal(problem: Problem) -> str | None:
     if problem.attn_hidden is not None:
         return "an attn_mask beside the pattern needs the dense mask"
     pooled = pooling_of(training_set)
-    irregular = pooled is not None and (pooled.prefix or pooled.grid) and any(s > 1 for s in problem.scales)
-    if irregular and (problem.is_causal or not _flex_runs(problem)):
-        return "pooled windows of a grid, or after a prefix, do not stand in equal blocks"
-    if problem.q.shape[2] > problem.k.shape[2] and not _flex_runs(problem):
-        return f"{problem.q.shape[2]} queries for {problem.k.shape[2]} keys: queries past the last key have no block"
-    if training_set.pattern.pieces(problem.k.shape[2]) is None and not _flex_runs(problem):
+    if pooled is not None and any(s > 1 for s in problem.scales):
+        if pooled.prefix and problem.is_causal:
+            return "causal windows after a prefix do not stand in equal blocks"
+        if pooled.grid and problem.q.shape[2] > problem.k.shape[2]:
+            return f"{problem.q.shape[2]} queries for a grid of {problem.k.shape[2]} keys"
+    if training_set.pattern.pieces(problem.k.shape[2]) is None:
         return f"{training_set.pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
     return None
 
 
-def pass_over(problem: Problem) -> str | None:
-    """Why `auto` prefers another executor that can: few keys are scored cheaper together than in pieces."""
+def estimate(problem: Problem) -> Kept:
+    """Scores, FLOPs (2·B·H·L·columns·(D + Dv) for a group of heads) and pieces, as functions of shape."""
     training_set = problem.primal.training_set
     assert isinstance(training_set, Sparse)
-    length = training_set.points(min(problem.scales), problem.k.shape[2])
-    pieces = training_set.pattern.pieces(length)
-    if pieces is None:
-        return None
-    far = {None: 0, "residues": 1, "summary": pieces.summary}[pieces.far] * length // pieces.block
-    kept = 3 * pieces.block + far
-    return None if kept * WORTHWHILE <= length else f"{kept} of {length} keys in pieces cost more than the dense mask"
+    fused = _flex_runs(problem)
+    batch, _, queries, dim = problem.q.shape
+    tokens, both = problem.k.shape[2], dim + problem.v.shape[-1]
+    flops = dense_flops = count = 0
+    least_pooled = (0, 0)
+    for scale, heads in reversed(GroupHeadsByScale.groups(problem.scales)):
+        length = training_set.points(scale, tokens)
+        pieces = training_set.pattern.pieces(length) or ()
+        per_score = 2 * batch * len(heads) * queries * both
+        columns = sum(_columns(piece, length, scale, fused) for piece in pieces)
+        flops, dense_flops, count = flops + per_score * columns, dense_flops + per_score * length, count + len(pieces)
+        least_pooled = columns, length
+    return Kept(*least_pooled, flops, dense_flops, count)
+
+
+def _columns(piece: Piece, length: int, scale: int, fused: bool) -> int:
+    """Scores computed for a query: the kept ones, those beside them in a near block or, fused, in a tile."""
+    tile = TILE if fused else 1
+    match piece:
+        case Band(reach):
+            return (2 * -(-reach // tile) + 1) * tile if fused else 3 * near_block(piece)
+        case Summary():
+            return _up(summary_columns(piece, length), tile)
+        case Residues(stride):
+            columns = -(-length // min(stride, length))
+        case Block(size):
+            columns = min(size, length)
+    rows = columns * scale
+    return _up(columns, tile) * _up(rows, tile) // rows  # a class smaller than a tile still takes one
+
+
+def _up(count: int, tile: int) -> int:
+    return -(-count // tile) * tile
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -71,22 +117,40 @@ def _flex_runs(p: Problem) -> bool:
 def _attend(p: Problem) -> Tensor:
     training_set = p.primal.training_set
     assert isinstance(training_set, Sparse)
-    length = training_set.points(p.scale, p.k.shape[2])
+    pieces = training_set.pattern.pieces(training_set.points(p.scale, p.k.shape[2]))
+    assert pieces is not None
+    fused = _flex_runs(p)
+    attend_piece = flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)
     if not p.is_causal:
         q, points, _ = sdpa.one_sided(p)
-        if _flex_runs(p):
-            return _flex(p, q, points, training_set, length)
-        return gathered.attend(q, points, None, training_set.pattern, length, p.scale, p.dropout_p)
+        slot, per_key = _slots(p)
+        if slot is None:
+            return gathered.attend(q, points, None, pieces, per_key, None, attend_piece, not fused)
+        length = training_set.points(p.scale, max(q.shape[2], p.k.shape[2]))
+        query = slot.new_zeros(length * per_key).index_copy(0, slot, torch.arange(q.shape[2], device=q.device))
+        q = q.index_select(2, query)  # slots that no query takes hold some query, and no one looks
+        return gathered.attend(q, points, None, pieces, per_key, None, attend_piece, not fused).index_select(2, slot)
     _, rows, causal = sdpa.one_sided_causal(p)
     q = rows.flatten(2, 3)
     complete = Pool(causal.keys[:, :, :, -1], causal.values[:, :, :, -1], _last(causal.seen), _last(causal.bias))
-    if p.scale == 1 and _flex_runs(p):
-        return _flex(p, q, complete, training_set, length)
+    if p.scale == 1:
+        return gathered.attend(q, complete, None, pieces, 1, 0, attend_piece, not fused)
     running = Pool(
         causal.keys.flatten(2, 3), causal.values.flatten(2, 3), _by_query(causal.seen), _by_query(causal.bias)
     )
-    out = gathered.attend(q, complete, running, training_set.pattern, length, p.scale, p.dropout_p)
+    out = gathered.attend(q, complete, running, pieces, p.scale, 1, attend_piece, not fused, p.dropout_p)
     return out[:, :, : p.q.shape[2]]
+
+
+def _slots(p: Problem) -> tuple[Tensor | None, int]:
+    """Each query's slot, coordinate·per_key + place (None where that is its index), and per_key."""
+    pooled = pooling_of(p.primal.training_set)
+    if p.scale == 1 or pooled is None or not (pooled.prefix or pooled.grid):
+        return None, p.scale
+    per_key = p.scale * p.scale if pooled.grid else p.scale
+    index = torch.arange(p.q.shape[2], device=p.q.device)
+    coordinate, place = pooled.window(index, p.scale, p.k.shape[2])
+    return coordinate * per_key + place, per_key
 
 
 def _last(x: Tensor | None) -> Tensor | None:
@@ -97,35 +161,107 @@ def _by_query(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.flatten(2, 3)
 
 
-def _flex(p: Problem, q: Tensor, points: Pool, training_set: Sparse, length: int) -> Tensor:
-    from torch.nn.attention.flex_attention import create_block_mask
+def flex(laid: Laid) -> Part:
+    """`gathered.dense` by FlexAttention, over the tiles that the span touches."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    coordinate = training_set.coordinate(torch.arange(q.shape[2], device=q.device), p.scale, p.k.shape[2])
-    seen = None if points.seen is None else points.seen.expand(q.shape[0], -1, -1)
-    bias = None if points.bias is None else points.bias.expand(*q.shape[:2], -1)
+    query, keys, values = (_wide_enough(x) for x in (laid.q, laid.keys, laid.values))
+    if query is not laid.q:  # it divides by the root of the padded dimension
+        query = query * math.sqrt(SMALLEST_HEAD / laid.q.shape[-1])
+    options: dict[str, Any] = {
+        "score_mod": None if laid.bias is None else _biased(laid.bias),
+        "block_mask": _block_mask(laid.span, laid.q.shape[2], laid.keys.shape[2], laid.q.device),
+        "return_aux": AuxRequest(lse=True),
+        # short pieces would get the kernel for decoding
+        "kernel_options": {"FORCE_USE_FLEX_ATTENTION": True},
+    }
+    if torch.compiler.is_compiling():
+        out, aux = flex_attention(query, keys, values, **options)
+    else:
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILES):
+            out, aux = _compiled_flex(DYNAMIC_SHAPES)(query, keys, values, **options)
+    return out[..., : laid.values.shape[-1]], aux.lse
 
-    def kept(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        ok = training_set.pattern.allows(coordinate[i], j, length)
-        ok = ok & (j <= i) if p.is_causal else ok
-        return ok if seen is None else ok & seen[b, 0, j]
 
-    def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        assert bias is not None
-        return score + bias[b, h, j]
-
-    mask = create_block_mask(
-        kept, None if seen is None else q.shape[0], None, q.shape[2], points.keys.shape[2], q.device
-    )
-    query, keys, values = (pad(x, (0, max(0, SMALLEST_HEAD - x.shape[-1]))) for x in (q, points.keys, points.values))
-    out = _compiled_flex()(
-        query, keys, values, block_mask=mask, score_mod=None if bias is None else biased,
-        scale=1 / math.sqrt(q.shape[-1]),
-    )  # fmt: skip
-    return out[..., : points.values.shape[-1]]
+def _wide_enough(x: Tensor) -> Tensor:
+    return x if x.shape[-1] >= SMALLEST_HEAD else pad(x, (0, SMALLEST_HEAD - x.shape[-1]))
 
 
 @cache
-def _compiled_flex() -> Any:
+def _compiled_flex(dynamic: bool) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention, dynamic=dynamic)
+
+
+def _biased(bias: Tensor) -> Any:
+    """score + bias_j, per head where the bias is."""
+
+    def shared(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + bias[b, 0, j]
+
+    def per_head(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return score + bias[b, h, j]
+
+    return shared if bias.shape[1] == 1 else per_head
+
+
+def _block_mask(span: Span | None, rows: int, columns: int, device: torch.device) -> Any:
+    if span is None:
+        return None
+    if torch.compiler.is_compiling():
+        return build_block_mask(span, rows, columns, device)
+    return _remembered(span, rows, columns, device)
+
+
+@lru_cache(maxsize=64)
+def _remembered(span: Span, rows: int, columns: int, device: torch.device) -> Any:
+    with torch.inference_mode(False):  # a mask first met in inference serves training later
+        return build_block_mask(span, rows, columns, device)
+
+
+def build_block_mask(span: Span, rows: int, columns: int, device: torch.device) -> Any:
+    """The BlockMask of a span, without looking at the pairs: O(tiles kept)."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    # numbers on the device, so that kernels are not compiled anew for each of them
+    per_row, per_column, low, high, hole = (torch.full((), x, dtype=torch.int32, device=device) for x in span)
+
+    def kept(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        apart = i // per_row - j // per_column
+        return (apart >= low) & (apart <= high) & (apart != hole)
+
+    partial_kv, full_kv = tiles(span, rows, columns, device)
+    partial_q, full_q = tiles(span.transposed(), columns, rows, device)
+    return BlockMask(
+        (rows, columns), *partial_kv, *full_kv, *partial_q, *full_q, BLOCK_SIZE=(TILE, TILE), mask_mod=kept
+    )
+
+
+def tiles(span: Span, rows: int, columns: int, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
+    """For each tile of rows the tiles of columns that it sees in part, and those that it sees whole.
+
+    With coordinates i₀..i₁ of the rows and j₀..j₁ of the columns, i − j takes every value of i₀ − j₁ .. i₁ − j₀: a tile
+    is touched where that meets [low, high], and whole where it lies inside, without the hole. What is touched is an
+    interval. Each answer is how many (int32 [1, 1, row tiles]) and which ([1, 1, row tiles, most]).
+    """
+    last = -(-columns // TILE) - 1
+    extent = (TILE - 1) // span.per_row + 2 + min(span.high, columns) - max(span.low, -columns - rows)
+    most = max(1, min(last + 1, extent * span.per_column // TILE + 2))
+    start = torch.arange(0, rows, TILE, device=device)[:, None]
+    stop = start + TILE
+    first_i, last_i = start // span.per_row, (stop.clamp(max=rows) - 1) // span.per_row
+    begin = ((first_i - span.high) * span.per_column // TILE).clamp(0, last)
+    tile = begin + torch.arange(most, device=device)
+    first_j, last_j = tile * TILE // span.per_column, ((tile + 1).mul(TILE).clamp(max=columns) - 1) // span.per_column
+    lowest, highest = first_i - last_j, last_i - first_j
+    touched = (tile <= last) & (highest >= span.low) & (lowest <= span.high)
+    inside = (lowest >= span.low) & (highest <= span.high) & ((span.hole < lowest) | (span.hole > highest))
+    whole = touched & inside & (stop <= rows) & ((tile + 1) * TILE <= columns)
+
+    def listed(flag: Tensor) -> tuple[Tensor, Tensor]:
+        order = (~flag).int().argsort(dim=1, stable=True)
+        index = tile.clamp(max=last).gather(1, order)
+        return flag.sum(1).int()[None, None], index.int()[None, None].contiguous()
+
+    return listed(touched & ~whole), listed(whole)

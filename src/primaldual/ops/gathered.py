@@ -1,154 +1,255 @@
-"""Sparse heads by gathering: dense products over exactly the blocks a pattern keeps, with plain torch.
+"""A sparse head as the pieces of its pattern: batches of small dense attentions, merged by their log-sum-exps.
 
-Keys stand in blocks of l. A query sees its own block and the two beside it (`near`), and further away either the keys
-of its own residue mod l (strided) or the summary keys of every block (fixed). Each piece is one batched product;
-their scores share one softmax. Cost O(N·(4l + N/l)) instead of O(N²); dropout and gradients everywhere.
+    out = Σ_p exp(lse_p − lse) out_p,   lse = log Σ_p exp(lse_p)
 
-Causal heads score the windows strictly before a query's own, and its running mean as a piece of one column.
+which is exact since pieces are disjoint, and drops weights as one softmax would. Residue classes and blocks are
+reshapes, summary keys a slice, and the near keys either a block of queries with the blocks beside it (`near`, plain
+torch) or one attention whose kernel skips what a `Span` hides. Queries stand in slots, `per_key` to a coordinate.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
-from ..primal import Pattern
-from .pooling import Pool
+from ..primal.patterns import Band, Block, Piece, Residues, Summary
+from .pooling import Pool, fit_length
+
+FAR = 1 << 28
+"""Further than any two coordinates lie apart; twice that fits 32 bits."""
+
+Part = tuple[Tensor, Tensor]
+"""Outputs [..., rows, Dv] of a piece, and their log-sum-exps [..., rows], −inf where a row sees no key of it."""
 
 
-class Layout(NamedTuple):
-    """Coordinates in blocks: `blocks` of `size` keys, `per_key` queries to a key coordinate."""
+class Span(NamedTuple):
+    """Row r sees column c where low ≤ ⌊r/per_row⌋ − ⌊c/per_column⌋ ≤ high, and the difference is not `hole`."""
 
-    blocks: int
-    size: int
-    per_key: int
+    per_row: int
+    per_column: int
+    low: int
+    high: int
+    hole: int = 2 * FAR
+
+    @property
+    def empty(self) -> bool:
+        return self.low > self.high or self.low == self.high == self.hole
+
+    def allows(self, row: Tensor, column: Tensor) -> Tensor:
+        apart = row // self.per_row - column // self.per_column
+        return (apart >= self.low) & (apart <= self.high) & (apart != self.hole)
+
+    def transposed(self) -> Span:
+        return Span(self.per_column, self.per_row, -self.high, -self.low, -self.hole)
+
+
+class Laid(NamedTuple):
+    """A piece as G attentions of R rows over C columns; without a span every row sees every column."""
+
+    q: Tensor  # [G, H, R, D]
+    keys: Tensor  # [G, H, C, D]
+    values: Tensor  # [G, H, C, Dv]
+    bias: Tensor | None  # [G, H or 1, C], −inf where hidden
+    span: Span | None
+    back: Callable[[Tensor], Tensor]  # [G, H, R, ·] to [B, H, slots, ·]
+
+
+class Points(NamedTuple):
+    """The points of a head, hidden ones by their bias."""
+
+    keys: Tensor  # [B, H, W, D]
+    values: Tensor  # [B, H, W, Dv]
+    bias: Tensor | None  # [B, H or 1, W]
 
 
 def attend(
-    q: Tensor, points: Pool, running: Pool | None, pattern: Pattern, length: int, per_key: int, dropout_p: float
+    q: Tensor,
+    points: Pool,
+    running: Pool | None,
+    pieces: tuple[Piece, ...],
+    per_key: int,
+    least: int | None,
+    attend_piece: Callable[[Laid], Part],
+    near: bool,
+    dropout_p: float = 0.0,
 ) -> Tensor:
-    """Queries [B, H, W·per_key, D], points of length W; `running` [B, H, W·per_key, ·] makes it causal."""
-    pieces = pattern.pieces(length)
-    assert pieces is not None
-    windows = points.keys.shape[2]
-    layout = Layout(-(-windows // pieces.block), pieces.block, per_key)
-    keys, values, seen, bias = (_blocks(x, layout) for x in _columns(points))
-    rows = layout.blocks * layout.size * per_key
-    queries = _to_blocks(q, layout) / math.sqrt(q.shape[-1])  # [B, H, n, l·s, D]
-    i = torch.arange(rows, device=q.device).div(per_key, rounding_mode="floor").unflatten(0, (layout.blocks, -1))
-    j = torch.arange(layout.blocks * layout.size, device=q.device).unflatten(0, (layout.blocks, layout.size))
+    """Queries [B, H, L, D] at coordinates ⌊i/per_key⌋ to outputs [B, H, L, Dv].
 
-    def allowed(i: Tensor, j: Tensor) -> Tensor:
-        ok = pattern.allows(i, j, length) & (j >= 0) & (j < windows)
-        return ok & (j < i) if running is not None else ok
+    least: causal heads see j ≤ i − least; None when all. running: each slot's own point, beside those before it;
+    `dropout_p` is for that one, a piece of one column.
+    near: lay bands out in blocks, for an `attend_piece` that computes what a span hides.
+    """
+    width = max(points.keys.shape[2], -(-q.shape[2] // per_key))
+    slots = fit_length(q, width * per_key)
+    at = Points(fit_length(points.keys, width), fit_length(points.values, width), _bias(points, width))
+    parts = []
+    for piece in pieces:
+        laid = lay_out(piece, slots, at, per_key, least, near)
+        if laid is not None:
+            out, lse = attend_piece(laid)
+            parts.append((laid.back(out), laid.back(lse.unsqueeze(-1)).squeeze(-1)))
+    if running is not None and any(piece.own for piece in pieces):
+        parts.append(_running(slots, running, dropout_p))
+    return merge(parts)[:, :, : q.shape[2]]
 
-    near_j = _near(j[None, None, :, :, None], fill=-1)[0, 0, :, :, 0]  # [n, 3l]
-    take = allowed(i[:, :, None], near_j[:, None, :]) & _near(seen)[..., 0].unsqueeze(-2)
-    scores = [queries @ _near(keys).transpose(-1, -2) + _near(bias)[..., 0].unsqueeze(-2)]
-    scores[0] = scores[0].masked_fill(~take, -torch.inf)
 
-    far = None
-    if pieces.far is not None:
-        far = _Residues(layout) if pieces.far == "residues" else _Summary(layout, pieces.summary)
-        far_j = far.coordinates(j)  # broadcasts against [n, l·s, m]
-        distant = (
-            far_j.div(layout.size, rounding_mode="floor") - torch.arange(layout.blocks, device=q.device)[:, None, None]
-        ).abs() > 1
-        take = allowed(i[:, :, None], far_j) & distant & far.flags(seen)
-        scores.append((far.scores(queries, keys) + far.flags(bias)).masked_fill(~take, -torch.inf))
-    if running is not None:
-        own = (_to_blocks(running.keys, layout) * queries).sum(-1, keepdim=True)
-        _, own_values, own_seen, own_bias = (_to_blocks(x, layout) for x in _columns(running))
-        self_seen = pattern.allows(i, i, length)[..., None] & own_seen
-        scores.append((own + own_bias).masked_fill(~self_seen, -torch.inf))
-
-    joined = torch.cat([s.expand(*queries.shape[:4], -1) for s in scores], dim=-1)
-    shift = joined.detach().amax(-1, keepdim=True)
-    weights = (joined - shift.masked_fill(shift == -torch.inf, 0.0)).exp()
+def dense(laid: Laid, dropout_p: float = 0.0) -> Part:
+    """softmax(q·k/√D + bias) v over what the span shows, and log Σ exp(q·k/√D + bias)."""
+    scores = (laid.q / math.sqrt(laid.q.shape[-1])) @ laid.keys.transpose(-1, -2)
+    scores = scores.to(_wide(scores))
+    if laid.bias is not None:
+        scores = scores + laid.bias.unsqueeze(-2)
+    if laid.span is not None:
+        rows, columns = (torch.arange(n, device=scores.device) for n in scores.shape[-2:])
+        scores = scores.masked_fill(~laid.span.allows(rows[:, None], columns), -torch.inf)
+    shift = scores.detach().amax(-1, keepdim=True)
+    shift = shift.masked_fill(shift == -torch.inf, 0.0)
+    weights = (scores - shift).exp()
     total = weights.sum(-1, keepdim=True)
-    weights = dropout(weights / total.masked_fill(total == 0, 1.0), dropout_p)
-    parts = list(weights.split([s.shape[-1] for s in scores], dim=-1))
-    out = parts[0] @ _near(values)
-    if far is not None:
-        out = out + far.apply(parts[1], values)
-    if running is not None:
-        out = out + parts[-1] * own_values
-    return out.flatten(2, 3)[:, :, : q.shape[2]]
+    unseen = total == 0
+    total = total.masked_fill(unseen, 1.0)
+    lse = (total.log() + shift).masked_fill(unseen, -torch.inf).squeeze(-1)
+    return dropout(weights / total, dropout_p).to(laid.values.dtype) @ laid.values, lse
 
 
-class _Residues:
-    """The keys of a query's own residue mod l: a dense attention of length n for each of the l residues."""
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    def coordinates(self, j: Tensor) -> Tensor:
-        return j.T.repeat_interleave(self.layout.per_key, 0)[None]  # [1, l·s, n]
-
-    def flags(self, x: Tensor) -> Tensor:
-        """[B, ·, n, l, 1] to [B, ·, 1, l·s, n]."""
-        return x.squeeze(-1).transpose(-1, -2).repeat_interleave(self.layout.per_key, -2).unsqueeze(2)
-
-    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self._back(self._by_residue(queries) @ keys.movedim(3, 2).transpose(-1, -2))
-
-    def apply(self, weights: Tensor, values: Tensor) -> Tensor:
-        return self._back(self._by_residue(weights) @ values.movedim(3, 2))
-
-    def _by_residue(self, x: Tensor) -> Tensor:  # [B, H, n, l·s, C] to [B, H, l, n·s, C]
-        return x.unflatten(3, (self.layout.size, self.layout.per_key)).movedim(3, 2).flatten(3, 4)
-
-    def _back(self, x: Tensor) -> Tensor:
-        return x.unflatten(3, (self.layout.blocks, self.layout.per_key)).movedim(2, 3).flatten(3, 4)
+def merge(parts: list[Part]) -> Tensor:
+    """Σ_p exp(lse_p − lse) out_p; zero where no piece has a key."""
+    if len(parts) == 1:
+        return parts[0][0]
+    lse = torch.stack([lse for _, lse in parts])
+    top = lse.detach().amax(0)
+    share = (lse - top.masked_fill(top == -torch.inf, 0.0)).exp()
+    total = share.sum(0)
+    share = (share / total.masked_fill(total == 0, 1.0)).unsqueeze(-1)
+    merged = share[0] * parts[0][0]
+    for part, weight in zip(parts[1:], share[1:], strict=True):
+        merged = torch.addcmul(merged, weight, part[0].to(merged.dtype))
+    return merged.to(parts[0][0].dtype)
 
 
-class _Summary:
-    """The last c keys of every block, seen by all."""
+def lay_out(piece: Piece, q: Tensor, at: Points, per_key: int, least: int | None, near: bool) -> Laid | None:
+    """The piece of slots [B, H, W·per_key, D] over W points; None when it is empty."""
+    width = at.keys.shape[2]
+    match piece:
+        case Residues(stride):
+            span = None if least is None else Span(per_key, 1, least, FAR)
+            return _grouped(q, at, per_key, min(stride, width), 3, span)
+        case Block(size):
+            span = None if least is None else Span(per_key, 1, least, FAR)
+            return _grouped(q, at, per_key, min(size, width), 2, span)
+        case Summary(size, count):
+            span = Span(per_key * size, count, -FAR, FAR, 0) if least is None else Span(per_key * size, count, 1, FAR)
+            columns = summary_columns(piece, width)
+            if not columns or width <= size:
+                return None
 
-    def __init__(self, layout: Layout, summary: int) -> None:
-        self.layout, self.summary = layout, summary
+            def last(x: Tensor) -> Tensor:  # [B, ·, W, C] to [B, ·, columns, C]
+                x = fit_length(x, width + -width % size).unflatten(2, (-1, size))
+                return x[:, :, :, size - count :].flatten(2, 3)[:, :, :columns]
 
-    def coordinates(self, j: Tensor) -> Tensor:
-        return j[:, -self.summary :].flatten()[None, None]  # [1, 1, n·c]
-
-    def flags(self, x: Tensor) -> Tensor:
-        return x[:, :, :, -self.summary :, 0].flatten(2, 3)[:, :, None, None]
-
-    def scores(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return queries @ self._keys(keys).transpose(-1, -2)
-
-    def apply(self, weights: Tensor, values: Tensor) -> Tensor:
-        return weights @ self._keys(values)
-
-    def _keys(self, x: Tensor) -> Tensor:  # [B, H, n, l, C] to [B, H, 1, n·c, C]
-        return x[:, :, :, -self.summary :].flatten(2, 3).unsqueeze(2)
-
-
-def _columns(points: Pool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys, values, and the flags and bias of the points as one column each."""
-    length = points.keys.shape[2]
-    seen = points.keys.new_ones(1, 1, length, dtype=torch.bool) if points.seen is None else points.seen
-    bias = points.keys.new_zeros(1, 1, length) if points.bias is None else points.bias.to(points.keys.dtype)
-    return points.keys, points.values, seen.unsqueeze(-1), bias.unsqueeze(-1)
-
-
-def _blocks(x: Tensor, layout: Layout) -> Tensor:
-    """[B, ·, W, C] to [B, ·, n, l, C], zero-padded (flags: False)."""
-    x = pad(x, (0, 0, 0, layout.blocks * layout.size - x.shape[2]))
-    return x.unflatten(2, (layout.blocks, layout.size))
+            bias = None if at.bias is None else last(at.bias.unsqueeze(-1)).squeeze(-1)
+            return Laid(q, last(at.keys), last(at.values), bias, span, lambda x: x)
+        case Band(reach, own):
+            reach = min(reach, width - 1)
+            low = -reach if least is None else max(least, int(not own))
+            span = Span(per_key, 1, low, reach, 2 * FAR if own or low > 0 else 0)
+            if span.empty:
+                return None
+            if near and near_block(piece) < width:
+                return _near(q, at, per_key, near_block(piece), span)
+            return Laid(q, *at, span, lambda x: x)
 
 
-def _to_blocks(x: Tensor, layout: Layout) -> Tensor:
-    """[B, ·, queries, C] to [B, ·, n, l·s, C]; queries past the last key are cut off by the caller's length."""
-    rows = layout.blocks * layout.size * layout.per_key
-    return pad(x, (0, 0, 0, rows - x.shape[2])).unflatten(2, (layout.blocks, layout.size * layout.per_key))
+def summary_columns(piece: Summary, width: int) -> int:
+    """How many of `width` keys are summary keys."""
+    return width // piece.size * piece.count + max(0, width % piece.size - (piece.size - piece.count))
 
 
-def _near(x: Tensor, fill: int = 0) -> Tensor:
-    """Each block with the ones before and after it: [B, ·, n, l, C] to [B, ·, n, 3l, C]."""
-    around = pad(x, (0, 0, 0, 0, 1, 1), value=fill)
-    return torch.cat([around[:, :, :-2], around[:, :, 1:-1], around[:, :, 2:]], dim=3)
+def near_block(piece: Band) -> int:
+    """The block that a band is gathered in: the stride or the radius it comes from."""
+    return max(1, piece.reach + (not piece.own))
+
+
+def _grouped(q: Tensor, at: Points, per_key: int, size: int, groups: int, span: Span | None) -> Laid:
+    """W as [W/size, size], with dimension `groups` of [B, H, W/size, size] in the batch: 3 residues, 2 blocks."""
+    batch, slots = q.shape[0], q.shape[2]
+    width = slots // per_key
+    blocks, inside = -(-width // size), 5 - groups
+    short = blocks * size - width
+
+    def split(x: Tensor, places: int = 1) -> Tensor:  # [B, H, W·places, C] to [B·groups, H, inside·places, C]
+        x = fit_length(x, blocks * size * places).unflatten(2, (blocks, size, places))
+        return x.permute(0, groups, 1, inside, 4, 5).flatten(3, 4).flatten(0, 1)
+
+    def back(x: Tensor) -> Tensor:
+        x = x.unflatten(0, (batch, -1)).unflatten(3, (-1, per_key))  # [B, groups, H, inside, places, C]
+        x = x.permute(0, 2, 3, 1, 4, 5) if groups == 3 else x.permute(0, 2, 1, 3, 4, 5)
+        return x.flatten(2, 4)[:, :, :slots]
+
+    keys, values, bias = _columns(at)
+    if short and span is None:  # causal rows never reach past the last key
+        bias = _hide(torch.zeros_like(keys[:, :1, :, :1], dtype=_wide(keys)) if bias is None else bias, 0, short)
+    elif bias is not None:
+        bias = fit_length(bias, blocks * size)
+    if bias is not None:
+        bias = bias.unflatten(2, (blocks, size)).permute(0, groups, 1, inside, 4).flatten(0, 1).squeeze(-1)
+    return Laid(split(q, per_key), split(keys), split(values), bias, span, back)
+
+
+def _near(q: Tensor, at: Points, per_key: int, size: int, span: Span) -> Laid:
+    """Each block of queries over its own block of keys, the one before and, unless causal, the one after."""
+    batch, slots, width = q.shape[0], q.shape[2], at.keys.shape[2]
+    blocks = -(-width // size)
+    short, around = blocks * size - width, range(3 if span.low < 0 else 2)
+
+    def windows(x: Tensor) -> Tensor:  # [B, H, (n + 2)·l, C] to [B·n, H, 2l or 3l, C]
+        x = x.unflatten(2, (-1, size))
+        return torch.cat([x[:, :, k : k + blocks] for k in around], dim=3).transpose(1, 2).flatten(0, 1)
+
+    def back(x: Tensor) -> Tensor:
+        return x.unflatten(0, (batch, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :slots]
+
+    keys, values, bias = _columns(at)
+    bias = torch.zeros_like(keys[:, :1, :, :1], dtype=_wide(keys)) if bias is None else bias
+    rows = fit_length(q, blocks * size * per_key).unflatten(2, (blocks, -1)).transpose(1, 2).flatten(0, 1)
+    keys, values = (windows(pad(x, (0, 0, size, short + size))) for x in (keys, values))
+    span = span._replace(low=span.low - size, high=span.high - size, hole=span.hole - size)
+    return Laid(rows, keys, values, windows(_hide(bias, size, short + size)).squeeze(-1), span, back)
+
+
+def _running(slots: Tensor, running: Pool, dropout_p: float) -> Part:
+    """A piece of one column: the slot's own point."""
+    values = running.values
+    if dropout_p:
+        values = values * dropout(torch.ones_like(values[..., :1]), dropout_p)
+    score = (slots.to(_wide(slots)) * running.keys).sum(-1) / math.sqrt(slots.shape[-1])
+    score = score if running.bias is None else score + running.bias
+    return values, score if running.seen is None else score.masked_fill(~running.seen, -torch.inf)
+
+
+def _bias(points: Pool, width: int) -> Tensor | None:
+    """[B, H or 1, width], −inf where a point is hidden or missing; None when there is nothing to say."""
+    missing = width - points.keys.shape[2]
+    if points.seen is None and points.bias is None and not missing:
+        return None
+    bias = torch.zeros_like(points.keys[:, :1, :, 0], dtype=_wide(points.keys))
+    bias = bias if points.bias is None else bias + points.bias
+    bias = bias if points.seen is None else bias.masked_fill(~points.seen, -torch.inf)
+    return pad(bias, (0, missing), value=-torch.inf) if missing else bias
+
+
+def _columns(at: Points) -> tuple[Tensor, Tensor, Tensor | None]:
+    return at.keys, at.values, None if at.bias is None else at.bias.unsqueeze(-1)
+
+
+def _hide(bias: Tensor, before: int, after: int) -> Tensor:
+    return pad(bias, (0, 0, before, after), value=-torch.inf)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -50,16 +51,33 @@ class Problem:
         return self.primal.training_set.head_scales(self.q.shape[1])
 
     def by_group(self, run: Callable[[Problem], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-        """Run each group of heads of one scale, and put the heads back in order."""
+        """Run each group of heads of one scale, and put the heads back in order.
+
+        On a CUDA device the groups run on streams of their own: short heads fill the gaps that long ones leave.
+        """
         groups = GroupHeadsByScale.groups(self.scales)
         if len(groups) == 1:
             return run(replace(self, scale=groups[0][0]))
-        results = [run(self._heads(scale, heads)) for scale, heads in groups]
+        parts = self.groups()
+        if self.q.is_cuda and not torch.compiler.is_compiling():
+            results = _on_streams(run, parts)
+        else:
+            results = [run(part) for part in parts]
         heads_of = [heads for _, heads in groups]
         weights = [w for _, w in results if w is not None]
         return in_order([out for out, _ in results], heads_of), in_order(weights, heads_of) if weights else None
 
-    def _heads(self, scale: int, heads: tuple[int, ...]) -> Problem:
+    def groups(self) -> list[Problem]:
+        """The problems of the groups of heads of one scale."""
+        groups = GroupHeadsByScale.groups(self.scales)
+        whole = [heads for _, heads in groups]
+        q, k, v = (_divide(x, whole) for x in (self.q, self.k, self.v))
+        return [
+            replace(self._masks_of(heads), q=q[i], k=k[i], v=v[i], scale=scale)
+            for i, (scale, heads) in enumerate(groups)
+        ]
+
+    def _masks_of(self, heads: tuple[int, ...]) -> Problem:
         per_head = {name for map_ in self.primal.inputs for name in map_.per_head}
 
         def mask(m: Tensor | None) -> Tensor | None:
@@ -67,13 +85,9 @@ class Problem:
 
         return replace(
             self,
-            q=pick(self.q, 1, heads),
-            k=pick(self.k, 1, heads),
-            v=pick(self.v, 1, heads),
             attn_hidden=mask(self.attn_hidden),
             attn_bias=mask(self.attn_bias),
             parameters={n: pick(p, 0, heads) if n in per_head else p for n, p in self.parameters.items()},
-            scale=scale,
         )
 
 
@@ -221,6 +235,35 @@ def pick(x: Tensor, dim: int, heads: tuple[int, ...]) -> Tensor:
     if heads == tuple(range(heads[0], heads[0] + len(heads))):
         return x.narrow(dim, heads[0], len(heads))
     return x.index_select(dim, torch.tensor(heads, device=x.device))
+
+
+def _divide(x: Tensor, heads_of: list[tuple[int, ...]]) -> list[Tensor]:
+    """The heads of each group. Where groups stand side by side, one split: its gradient is one concatenation."""
+    if [h for heads in heads_of for h in heads] == list(range(x.shape[1])):
+        return list(x.split([len(heads) for heads in heads_of], dim=1))
+    return [pick(x, 1, heads) for heads in heads_of]
+
+
+def _on_streams(
+    run: Callable[[Problem], tuple[Tensor, Tensor | None]], parts: list[Problem]
+) -> list[tuple[Tensor, Tensor | None]]:
+    """One stream per part. Every stream starts after the current one and the current one waits for all, so memory
+    that is given back to any of them is free by the time it is used again."""
+    current = torch.cuda.current_stream()
+    results = []
+    streams = _streams(current.device, len(parts) - 1)
+    for stream, part in zip((*streams, current), reversed(parts), strict=True):  # the longest stays on the current
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            results.append(run(part))
+    for stream in streams:
+        current.wait_stream(stream)
+    return results[::-1]
+
+
+@functools.cache
+def _streams(device: torch.device, count: int) -> tuple[torch.cuda.Stream, ...]:
+    return tuple(torch.cuda.Stream(device) for _ in range(count))
 
 
 def in_order(parts: list[Tensor], heads_of: list[tuple[int, ...]]) -> Tensor:

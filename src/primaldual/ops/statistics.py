@@ -14,10 +14,11 @@ def moments(map_: PointMap, keys: Tensor, seen: Tensor | None) -> Moments:
     """Over the points that are seen, the same for every query: [B, H, 1, D]."""
     if map_.needs == "nothing":
         return Moments(None, None)
-    wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    dtype = torch.promote_types(keys.dtype, torch.float32)
+    if seen is None and map_.needs == "mean":
+        return Moments(keys.mean(2, keepdim=True, dtype=dtype), None)
+    wide = keys.to(dtype)
     if seen is None:
-        if map_.needs == "mean":
-            return Moments(wide.mean(2, keepdim=True), None)
         variance, mean = torch.var_mean(wide, dim=2, correction=0, keepdim=True)
         return Moments(mean, variance)
     votes = seen.unsqueeze(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,20 +13,62 @@ from ._spec import Spec, check_count
 _ROOT = r"\mathrm{round}\sqrt{N}"
 
 
-class Pieces(NamedTuple):
-    """A pattern in blocks: what is kept lies in a query's block and the two beside it, or in one far piece."""
+@dataclass(frozen=True)
+class Band:
+    """|i − j| ≤ reach; without j = i unless `own`."""
 
-    block: int
-    far: Literal["residues", "summary"] | None = None  # own residue mod block, or the last keys of every block
-    summary: int = 0
+    reach: int
+    own: bool = True
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        near = (i - j).abs() <= self.reach
+        return near if self.own else near & (i != j)
+
+
+@dataclass(frozen=True)
+class Residues:
+    """(i − j) mod stride = 0: a dense attention inside each residue class."""
+
+    stride: int
+    own: ClassVar[bool] = True
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        return (i - j) % self.stride == 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """⌊i/size⌋ = ⌊j/size⌋: a dense attention inside each block."""
+
+    size: int
+    own: ClassVar[bool] = True
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        return i // self.size == j // self.size
+
+
+@dataclass(frozen=True)
+class Summary:
+    """j mod size ≥ size − count, in every block but the query's own."""
+
+    size: int
+    count: int
+    own: ClassVar[bool] = False
+
+    def allows(self, i: Tensor, j: Tensor) -> Tensor:
+        return (i // self.size != j // self.size) & (j % self.size >= self.size - self.count)
+
+
+Piece = Band | Residues | Block | Summary
+"""Keys that lie regularly, so that an executor can compute their scores and no others; `own`: whether j = i is one."""
 
 
 @dataclass(frozen=True)
 class Pattern(Spec):
     """Base class: a rule i, j ↦ whether query i sees key j."""
 
-    def pieces(self, length: int) -> Pieces | None:
-        """Where the kept keys lie, for executors that compute no others; None when that is not known."""
+    def pieces(self, length: int) -> tuple[Piece, ...] | None:
+        """Disjoint pieces whose union is what is kept; None when that is not known."""
         return None
 
     def allows(self, i: Tensor, j: Tensor, length: int) -> Tensor:
@@ -44,11 +86,12 @@ class Strided(Pattern):
         if self.stride is not None:
             check_count("Strided", "stride", self.stride)
 
-    def pieces(self, length: int) -> Pieces:
-        return Pieces(self.stride or near_root(length), "residues")
+    def pieces(self, length: int) -> tuple[Piece, ...]:
+        stride = self.stride or near_root(length)
+        return (Residues(stride), Band(stride - 1, own=False)) if stride > 1 else (Residues(1),)
 
     def allows(self, i: Tensor, j: Tensor, length: int) -> Tensor:
-        stride = self.pieces(length).block
+        stride = self.stride or near_root(length)
         return ((i - j).abs() < stride) | ((i - j) % stride == 0)
 
     def text(self, x: str = "x") -> str:
@@ -70,11 +113,12 @@ class Fixed(Pattern):
         if self.block is not None:
             check_count("Fixed", "block", self.block, least=self.summary)
 
-    def pieces(self, length: int) -> Pieces:
-        return Pieces(self.block or near_root(length), "summary", self.summary)
+    def pieces(self, length: int) -> tuple[Piece, ...]:
+        block = self.block or near_root(length)
+        return Block(block), Summary(block, min(self.summary, block))
 
     def allows(self, i: Tensor, j: Tensor, length: int) -> Tensor:
-        block = self.pieces(length).block
+        block = self.block or near_root(length)
         return (i // block == j // block) | (j % block >= block - self.summary)
 
     def text(self, x: str = "x") -> str:
@@ -97,8 +141,8 @@ class Window(Pattern):
         if self.radius is not None:
             check_count("Window", "radius", self.radius, least=0)
 
-    def pieces(self, length: int) -> Pieces:
-        return Pieces(max(1, near_root(length) if self.radius is None else self.radius))
+    def pieces(self, length: int) -> tuple[Piece, ...]:
+        return (Band(near_root(length) if self.radius is None else self.radius),)
 
     def allows(self, i: Tensor, j: Tensor, length: int) -> Tensor:
         return (i - j).abs() <= (near_root(length) if self.radius is None else self.radius)
