@@ -4,22 +4,30 @@
 
 Causal: query i, at place t of window w, sums over the windows before w and the running mean of its own. The windows
 before come as the state of all earlier chunks and a small dense product inside its own chunk.
+
+On a GPU elu + 1 and random features run in the kernels of `linear_triton`, which read every tensor once.
 """
 
 from __future__ import annotations
+
+import os
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from ..dual import Reassociate
-from ..primal import Moments
-from .pooling import causal_pool, fit_length, pool
+from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
+from .pooling import Pool, causal_pool, fit_length, pool
 from .problem import Problem
 from .statistics import moments
 
 CHUNK = 64
 """Windows per chunk of the causal form."""
+
+_TRITON = find_spec("triton") is not None
+_KERNEL_DEVICES = ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
 
 
 def refusal(problem: Problem) -> str | None:
@@ -40,6 +48,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def _attend(p: Problem) -> Tensor:
     points = pool(p)
+    if _has_kernel(p):
+        return _fused(p, points)
     q, keys = p.q, points.keys
     for map_ in p.primal.point_maps:
         found = moments(map_, keys, points.seen)
@@ -51,6 +61,10 @@ def _attend(p: Problem) -> Tensor:
 
 
 def _causal(p: Problem) -> Tensor:
+    if p.scale == 1 and _has_kernel(p):
+        seen = None if p.key_hidden is None else ~p.key_hidden
+        visible = (None if x is None else x[:, :, : p.q.shape[2]] for x in (p.k, p.v, seen, p.key_bias))
+        return _fused(p, Pool(*visible))  # type: ignore[arg-type]
     points = causal_pool(p)
     prefix, windows, scale = points.prefix.keys.shape[2], points.keys.shape[2], p.scale
     none = Moments(None, None)
@@ -85,6 +99,47 @@ def _causal(p: Problem) -> Tensor:
             shown = torch.cat([points.prefix.seen, shown], dim=2)
         sees = (shown.cumsum(2) > 0)[:, :, : q.shape[2], None]
     return _finish(p, q, sums[..., :-1], sums[..., -1:], sees)
+
+
+def _has_kernel(p: Problem) -> bool:
+    """Whether the kernels of `linear_triton` compute this."""
+    features, projection = p.primal.features, p.parameters.get("projection")
+    if not (_TRITON and p.q.device.type in _KERNEL_DEVICES and type(p.primal.normalizer) is KernelSum):
+        return False
+    if type(features) not in (EluPlusOne, RandomFeatures) or (projection is not None and projection.requires_grad):
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # they have no rule for vmap and its kin
+        return False
+    from .linear_triton import takes
+
+    return takes(p.q.dtype, p.is_causal, p.q.shape[-1], features.dim(p.q.shape[-1]), p.v.shape[-1])
+
+
+def _fused(p: Problem, points: Pool) -> Tensor:
+    from .linear_triton import linear_attention
+
+    q, keys, values = p.q, points.keys, points.values
+    shift = scale = omega = weight = None
+    for i, map_ in enumerate(p.primal.point_maps):
+        found = moments(map_, keys, points.seen)
+        form = map_.affine(found, p.parameters) if i == len(p.primal.point_maps) - 1 else None
+        if form is None:
+            q, keys = map_.apply(q, found, p.parameters), map_.apply(keys, found, p.parameters)
+        else:  # the last map is applied where the points are read
+            shape = (*q.shape[:2], q.shape[3])
+            shift = form[0].float().squeeze(2).expand(shape).contiguous()
+            scale = torch.ones_like(shift) if form[1] is None else form[1].float().squeeze(2).expand(shape).contiguous()
+    if points.bias is not None:
+        weight = points.bias.float().exp()
+    if points.seen is not None:
+        weight = points.seen.float() if weight is None else weight.where(points.seen, 0.0)
+    device = q.device.type
+    if torch.is_autocast_enabled(device):
+        q, keys, values = (x.to(torch.get_autocast_dtype(device)) for x in (q, keys, values))
+    if isinstance(p.primal.features, RandomFeatures):
+        omega = (p.parameters["projection"] / q.shape[-1] ** 0.25).to(q).contiguous()
+    out, _ = linear_attention(q, keys, values, shift, scale, omega, weight, p.is_causal)
+    return dropout(out, p.dropout_p)
 
 
 def _chunked(phi_q: Tensor, phi_k: Tensor, values: Tensor, start: Tensor) -> Tensor:

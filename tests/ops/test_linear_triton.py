@@ -1,0 +1,267 @@
+"""The Triton kernels of linear attention against the reference.
+
+Where there is no GPU they run in Triton's interpreter, which must be switched on before Triton is imported: in a child
+process that runs this file. It computes bfloat16 products wrongly without a word, so those are tested on a GPU alone.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from primaldual import Primal, attention, mechanism
+from primaldual.primal import EluPlusOne, RandomFeatures, Recenter, RmsNorm
+from support.battery import relative_error
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
+# numpy's, in the interpreter; what overflows is not selected
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array:DeprecationWarning", "ignore:overflow encountered in exp2:RuntimeWarning"
+)
+on_gpu = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+HEADS = 2
+PRIMALS = {
+    "elu": Primal(features=EluPlusOne()),
+    "bn": mechanism("linear-bn", full=True),
+    "bn+sh": mechanism("linear-bn+sh", scales=(1, 3)),
+    "random": Primal(features=RandomFeatures(24)),
+    "random-bn": mechanism("linear-bn", features=RandomFeatures(8), full=True, learnable=True),
+    "rms": Primal(features=EluPlusOne(), inputs=(RmsNorm(),)),
+    "rms-bn": Primal(features=EluPlusOne(), inputs=(RmsNorm(), Recenter(0.5, learnable=True))),
+}
+CAUSAL = ("elu", "random", "rms")  # finite features have no causal re-centring; causal pooled heads run in torch
+SHAPES = {"one": (1, 1, 8, 8), "odd": (37, 29, 20, 9), "longer": (17, 150, 16, 16), "even": (128, 128, 16, 32)}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
+def test_the_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
+    child = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+
+
+def run(primal, shape, mask, is_causal, impl, dtype, device, rounded=None) -> dict:
+    """The output and every gradient, of inputs that are rounded first."""
+    L, S, D, C = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return x.to(rounded or dtype).to(device, dtype).requires_grad_()
+
+    leaves = {"q": draw(2, HEADS, L, D), "k": draw(2, HEADS, S, D), "v": draw(2, HEADS, S, C)}
+    qkv = list(leaves.values())
+    hide = torch.rand(2, S, generator=generator) < 0.4
+    hide[0] = True  # a batch with nothing to see
+    padding = None
+    if mask == "padding":
+        padding = hide.to(device)
+    elif mask == "bias":
+        leaves["bias"] = draw(2, S)
+        padding = leaves["bias"].masked_fill(hide.to(device), -torch.inf)
+    learned = {}
+    for name, start in primal.learned(HEADS, D).items():
+        learned[name] = (start.double() + 0.3).to(rounded or dtype).to(device, dtype).requires_grad_()
+    out = attention(*qkv, primal, key_padding_mask=padding, is_causal=is_causal, parameters=learned, impl=impl)
+    up = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(rounded or dtype).to(device, dtype)
+    leaves |= learned
+    gradients = torch.autograd.grad(out, list(leaves.values()), up)
+    return {"out": out.detach()} | dict(zip(leaves, gradients, strict=True))
+
+
+def check(name: str, shape: tuple, mask: str, is_causal: bool, dtype: torch.dtype, device: str) -> None:
+    """Outputs and gradients within twice the reference's own error at this dtype, and a few eps."""
+    primal = PRIMALS[name]
+    found = run(primal, shape, mask, is_causal, "linear", dtype, device)
+    rough = run(primal, shape, mask, is_causal, "reference", dtype, device)
+    truth = run(primal, shape, mask, is_causal, "reference", torch.float64, device, rounded=dtype)
+    for what, value in truth.items():
+        budget = 2 * relative_error(rough[what], value) + 8 * torch.finfo(dtype).eps
+        assert relative_error(found[what], value) < budget, what
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list:
+    """The calls of the operator, so that a test knows that it ran."""
+    from primaldual.ops import linear_triton
+
+    seen, run = [], linear_triton.linear_attention
+    monkeypatch.setattr(linear_triton, "linear_attention", lambda *a: (seen.append(a), run(*a))[1])
+    return seen
+
+
+def tensors(shape=(40, 40, 16, 24), dtype=torch.float32, device="cpu") -> list:
+    L, S, D, C = shape
+    return [torch.randn(2, HEADS, n, d, dtype=dtype, device=device) for n, d in ((L, D), (S, D), (S, C))]
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", ["none", "padding", "bias"])
+@pytest.mark.parametrize("name", PRIMALS)
+def test_equals_the_reference(name: str, mask: str, dtype: torch.dtype, calls: list) -> None:
+    for shape in SHAPES if (name, mask, dtype) == ("elu", "none", torch.float32) else ["odd"]:
+        check(name, SHAPES[shape], mask, False, dtype, "cpu")
+    assert calls
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", ["none", "padding", "bias"])
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_causal_form_equals_the_reference(name: str, mask: str, dtype: torch.dtype, calls: list) -> None:
+    for shape in SHAPES if (name, mask, dtype) == ("elu", "none", torch.float32) else ["odd"]:
+        check(name, SHAPES[shape], mask, True, dtype, "cpu")
+    assert calls
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("programs", [1, 100], ids=["one program", "many programs"])
+def test_a_sequence_is_cut_into_spans(programs: int, is_causal: bool, monkeypatch) -> None:
+    from primaldual.ops import linear_triton
+
+    monkeypatch.setattr(linear_triton, "PROGRAMS", programs)
+    assert linear_triton.TILE < 140
+    check("elu", (140, 135, 8, 8), "bias", is_causal, torch.float32, "cpu")
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_any_strides(is_causal: bool) -> None:
+    q, k, v = tensors()
+    strided = (
+        q.transpose(1, 2).contiguous().transpose(1, 2),
+        torch.stack([k, k], dim=-1).flatten(-2)[..., ::2],
+        v.transpose(2, 3).contiguous().transpose(2, 3),
+    )
+    straight, other = (
+        attention(*(x.requires_grad_() for x in qkv), "linear", is_causal=is_causal, impl="linear")
+        for qkv in ((q, k, v), strided)
+    )
+    assert torch.equal(straight, other)
+    assert other.transpose(1, 2).is_contiguous()  # laid out as the queries are
+    grads = torch.autograd.grad(straight.sum(), (q, k, v)), torch.autograd.grad(other.sum(), strided)
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@interpreted
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (3, 0, 8, 8)], ids=["no queries", "no keys"])
+def test_nothing_in_gives_nothing_or_zeros(shape: tuple) -> None:
+    for batch in (0, 2):
+        q, k, v = (x[:batch].requires_grad_() for x in tensors(shape))
+        out = attention(q, k, v, "linear", impl="linear")
+        assert out.shape == (batch, HEADS, shape[0], shape[3])
+        assert not out.any()
+        assert not any(g.any() for g in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@interpreted
+def test_values_far_from_zero_keep_their_deviations() -> None:
+    q, k, v = tensors(dtype=torch.float16)
+    v = (v + 100).requires_grad_()
+    q.requires_grad_()
+    out = attention(q, k, v, "linear", impl="linear")
+    truth = attention(q.double(), k.double(), v.double(), "linear", impl="reference")
+    up = torch.randn_like(out)
+    mine, other = (torch.autograd.grad(o, q, up.to(o.dtype))[0] for o in (out, truth))
+    assert (out.double() - truth).abs().max() < 0.04  # half a step of float16 at 100, and a little
+    assert relative_error(mine, other.double()) < 2e-3
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_opcheck(is_causal: bool) -> None:
+    from primaldual.ops.linear_triton import linear_attention, linear_attention_backward
+
+    q, k, v = (x[:1] for x in tensors((20, 20, 8, 8)))
+    maps = [torch.rand(1, HEADS, 8), torch.rand(1, HEADS, 8) + 0.5]
+    omega, weight = torch.randn(12, 8), torch.rand(1, 1, 20)
+    out, state = linear_attention(q, k, v, *maps, omega, weight, is_causal)
+    torch.library.opcheck(linear_attention_backward, (out, q, k, v, *maps, omega, weight, state, is_causal))
+    for x in (q, k, v, *maps, weight):
+        x.requires_grad_()
+    torch.library.opcheck(linear_attention, (q, k, v, *maps, omega, weight, is_causal))
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_compiles_into_one_graph(is_causal: bool) -> None:
+    name = "rms" if is_causal else "rms-bn"
+
+    def step(q, k, v):
+        out = attention(q, k, v, PRIMALS[name], is_causal=is_causal, impl="linear")
+        return out, *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    qkv = [x.requires_grad_() for x in tensors()]
+    compiled = torch.compile(
+        lambda *x: attention(*x, PRIMALS[name], is_causal=is_causal, impl="linear"),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    out = compiled(*qkv)
+    found = out, *torch.autograd.grad(out.square().sum(), qkv)
+    for mine, other in zip(found, step(*qkv), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
+
+
+@interpreted
+def test_vmap_takes_the_path_in_torch(calls: list) -> None:
+    qkv = torch.randn(3, 3, 1, HEADS, 5, 8)
+    together = torch.vmap(lambda q, k, v: attention(q, k, v, "linear"))(*qkv)
+    assert not calls
+    loop = torch.stack([attention(*x, "linear") for x in qkv.transpose(0, 1)])
+    assert calls
+    torch.testing.assert_close(together, loop, rtol=0, atol=1e-5)
+
+
+@interpreted
+def test_operations_are_counted() -> None:
+    q, k, v = tensors((40, 30, 16, 24))
+    with FlopCounterMode(display=False) as counter:
+        attention(q, k, v, "linear")
+    assert counter.get_total_flops() == 2 * 2 * HEADS * (40 + 30) * 16 * 24
+
+
+@interpreted
+def test_autocast_computes_at_its_dtype(calls: list) -> None:
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = attention(*tensors(), "linear")
+    assert out.dtype == torch.float16
+    assert calls[0][0].dtype == torch.float16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", PRIMALS)
+class TestOnGpu:
+    pytestmark = on_gpu
+
+    @pytest.mark.parametrize("mask", ["none", "padding", "bias"])
+    def test_equals_the_reference(self, name: str, mask: str, dtype: torch.dtype, calls: list) -> None:
+        for shape in (*SHAPES.values(), (127, 129, 64, 64), (1000, 1000, 128, 100)):
+            check(name, shape, mask, False, dtype, "cuda")
+            if name in CAUSAL:
+                check(name, shape, mask, True, dtype, "cuda")
+        assert calls
+
+    def test_a_long_sequence_is_finite_and_reproducible(self, name: str, dtype: torch.dtype) -> None:
+        qkv = [x.requires_grad_() for x in tensors((65536, 65536, 64, 64), dtype, "cuda")]
+        for is_causal in (False, True) if name in CAUSAL else (False,):
+            steps = []
+            for _ in range(2):
+                out = attention(*qkv, PRIMALS[name], is_causal=is_causal)
+                steps.append((out, *torch.autograd.grad(out, qkv, torch.ones_like(out))))
+            assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(*steps, strict=True))
