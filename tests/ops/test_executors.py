@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from support.battery import CASES, FAST, PAIRS, PRIMALS, Case, outputs_and_gradients, relative_error, runs
+from primaldual.ops import EXECUTORS
+from support.battery import CASES, FAST, ON_CUDA, PAIRS, PRIMALS, Case, outputs_and_gradients, relative_error, runs
 
 EXACT = 1e-9
 
@@ -25,6 +26,7 @@ def test_every_mechanism_runs_on_something_faster_than_the_reference() -> None:
     slow = {"unit", "sparse-linear"}  # neither fused nor re-associated: an unnormalised or sparse kernel that is dense
     assert set(PRIMALS) - slow == {name for name, _ in PAIRS}
     assert {impl for _, impl in PAIRS} == set(FAST)
+    assert {*FAST, *ON_CUDA, "reference"} == set(EXECUTORS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])

@@ -1,11 +1,14 @@
-"""The plan picks the cheapest executor that can, and says why."""
+"""The plan picks what is estimated to be fastest among the executors that can, and says why."""
 
 import pytest
 import torch
 
-from primaldual import mechanism, mechanisms
-from primaldual.ops import plan
-from primaldual.primal import Pattern, Sparse
+from primaldual import Primal, mechanism, mechanisms
+from primaldual.ops import EXECUTORS, Plan, plan
+from primaldual.ops.estimates import H200, Work
+from primaldual.ops.plan import WIDTH, Candidate, amount, circumstances, duration
+from primaldual.primal import Fixed, Pattern, Sparse, Strided, Window
+from primaldual.primal.features import FeatureMap
 
 q = torch.randn(1, 8, 9, 4)
 EXPECTED = dict.fromkeys(mechanisms(), "sdpa")
@@ -18,8 +21,13 @@ def test_each_mechanism_has_its_executor(name: str) -> None:
     long = torch.randn(1, 8, 1024, 4)
     chosen = plan(long, long, long, name)
     assert chosen.impl == EXPECTED[name]
-    assert chosen.reason in chosen.explain()
-    assert ("not linear" in chosen.explain()) == (chosen.impl != "linear")
+    lines = chosen.explain().splitlines()
+    assert lines[0].startswith(f"{chosen.impl}: ")
+    assert chosen.reason.split()[0] in lines[0]
+    assert all(len(line) <= WIDTH for line in lines)
+    for impl in EXECUTORS:  # one line each, with numbers or with the reason against it
+        (line,) = (line for line in lines if line.startswith(f"  {impl} "))
+        assert ("FLOP" in line and "launch" in line) == (impl in chosen.estimates) == ("cannot:" not in line)
 
 
 @pytest.mark.parametrize("name", mechanisms())
@@ -27,18 +35,39 @@ def test_weights_take_the_reference(name: str) -> None:
     assert plan(q, q, q, name, need_weights=True).impl == "reference"
 
 
+@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("length", [9, 64])
+def test_the_reference_is_the_last_resort_even_where_it_would_be_faster(name: str, length: int) -> None:
+    x = torch.randn(1, 8, length, 4)
+    assert plan(x, x, x, name).impl != "reference"
+
+
 def test_a_mask_per_query_takes_linear_attention_to_the_reference() -> None:
     mask = torch.zeros(9, 9, dtype=torch.bool)
     chosen = plan(q, q, q, "linear", attn_mask=mask)
     assert chosen.impl == "reference"
-    assert "not linear: an attn_mask gives every query its own keys" in chosen.explain()
+    assert chosen.explain().startswith("reference: the dense formula; nothing faster computes this\n")
+    assert "  linear        cannot: an attn_mask gives every query its own keys, so the sum" in chosen.explain()
 
 
 def test_few_keys_are_not_worth_taking_apart() -> None:
     chosen = plan(q, q, q, "sparse")
     assert chosen.impl == "sdpa"
-    assert "not block_sparse: 12 of 9 keys in pieces cost more than the dense mask" in chosen.explain()
+    assert chosen.estimates["sdpa"].seconds < chosen.estimates["block_sparse"].seconds
+    assert "(block_sparse): torch's fused kernels" in chosen.reason
     assert plan(q, q, q, "sparse", impl="block_sparse").impl == "block_sparse"
+
+
+@pytest.mark.parametrize("pattern", [Strided(), Fixed(), Window(3), Window(16)], ids=str)
+@pytest.mark.parametrize("length", [30, 100, 300, 500, 1000])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_on_a_cpu_pieces_are_taken_where_they_score_a_fifth_of_the_keys(
+    pattern: Pattern, length: int, causal: bool
+) -> None:
+    x = torch.randn(1, 2, length, 8)
+    chosen = plan(x, x, x, Primal(training_set=Sparse(pattern)), is_causal=causal)
+    found = chosen.estimates
+    assert chosen.impl == ("block_sparse" if 5 * found["block_sparse"].flops <= found["sdpa"].flops else "sdpa")
 
 
 def test_a_pattern_of_one_s_own_runs_on_the_dense_mask() -> None:
@@ -49,3 +78,63 @@ def test_a_pattern_of_one_s_own_runs_on_the_dense_mask() -> None:
     primal = mechanism("softmax").__class__(training_set=Sparse(Even()))
     assert plan(q, q, q, primal).impl == "sdpa"
     assert "Pattern.pieces" in plan(q, q, q, primal).explain()
+
+
+def test_features_that_do_not_say_how_many_they_are_have_a_plan() -> None:
+    class Square(FeatureMap):
+        def features(self, x):
+            return x.square()
+
+    chosen = plan(q, q, q, Primal(features=Square()))
+    assert chosen.impl == "linear"
+    assert "Φ is finite" in chosen.explain()
+
+
+def test_what_was_asked_for_says_so() -> None:
+    chosen = plan(q, q, q, "softmax", impl="reference")
+    assert chosen.explain().startswith("reference: asked for\n")
+    assert set(chosen.estimates) == {"sdpa", "reference"}
+
+
+def test_the_passes_count_by_whether_gradients_are_kept() -> None:
+    once, kept = plan(q, q, q, "softmax"), plan(q.clone().requires_grad_(), q, q, "softmax")
+    assert not once.work.backward and kept.work.backward
+    assert kept.estimates["sdpa"].flops == 3.5 * once.estimates["sdpa"].flops
+    assert "forward and backward" in kept.explain()
+    with torch.no_grad():
+        assert circumstances(q.clone().requires_grad_()) == (False, False)
+
+
+def on_an_h200(captured: bool, impl: str) -> Plan:
+    groups = ((1, 2, 1024), (2, 2, 512), (4, 2, 256), (8, 2, 128))
+    work = Work(H200, torch.bfloat16, 8, 1024, 1024, 64, 64, groups, backward=True, captured=captured)
+    refused = {"linear": "Exponential() is not finite", "block_sparse": "the training set is not Sparse"}
+    return Plan(impl, False, tuple(Candidate(name, refused.get(name)) for name in EXECUTORS), work)
+
+
+def test_an_explanation_names_the_winner_the_rival_and_the_reason() -> None:
+    lines = on_an_h200(True, "ragged").explain().splitlines()
+    assert lines[0].startswith("ragged: ") and lines[0].endswith(" µs (sdpa): one launch for all scales")
+    assert lines[1:3] == [
+        "  linear        cannot: Exponential() is not finite",
+        "  block_sparse  cannot: the training set is not Sparse",
+    ]
+    assert lines[3].split()[:3] == ["sdpa", "28", "GFLOP"] and "35 launches" in lines[3]
+    assert lines[4].split()[:3] == ["ragged", "28", "GFLOP"] and "4 launches" in lines[4]
+    assert lines[-1] == "  estimated for bfloat16, forward and backward, captured, on an H200"
+
+
+def test_where_the_host_decides_the_explanation_says_so() -> None:
+    lines = on_an_h200(False, "ragged").explain().splitlines()
+    assert lines[0].endswith(" ms (sdpa): less work for the host")
+    assert lines[3].endswith(" ms (host)") and lines[4].endswith(" µs (host)")
+    assert lines[-1].endswith("eager, on an H200")
+
+
+def test_numbers_are_readable() -> None:
+    assert [amount(x, "B") for x in (12, 999, 1000, 8.14e9, 9.96e9, 9.8e7, 4e18)] == [
+        "12 B", "999 B", "1.0 kB", "8.1 GB", "10 GB", "98 MB", "4000 PB",
+    ]  # fmt: skip
+    assert [duration(x) for x in (0.0, 2.34e-6, 1.03e-4, 9.9e-4, 1.27e-3, 0.0176, 15.2)] == [
+        "0 µs", "2.3 µs", "103 µs", "990 µs", "1.3 ms", "18 ms", "15 s",
+    ]  # fmt: skip

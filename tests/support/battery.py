@@ -26,7 +26,9 @@ from primaldual.primal import (
 
 HEADS = 6
 SCALES = (1, 2, 1, 3, 2, 8)  # heads of one scale do not stand side by side
-FAST = [name for name in EXECUTORS if name != "reference"]
+ON_CUDA = ("ragged",)
+"""Executors that a CPU does not have."""
+FAST = [name for name in EXECUTORS if name != "reference" and name not in ON_CUDA]
 
 NAMED: dict[str, Primal] = {name: mechanism(name) for name in mechanisms()}
 VARIANTS: dict[str, Primal] = {

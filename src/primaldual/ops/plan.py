@@ -2,64 +2,149 @@
 
 from __future__ import annotations
 
+import textwrap
 from types import ModuleType
 from typing import NamedTuple
 
-from . import block_sparse, linear, reference, sdpa
+import torch
+from torch import Tensor
+
+from . import block_sparse, linear, ragged, reference, sdpa
+from .estimates import Estimate, Work, describe, estimate
 from .problem import Problem, UnsupportedError
 
 EXECUTORS: dict[str, ModuleType] = {
     "linear": linear,
     "block_sparse": block_sparse,
     "sdpa": sdpa,
+    "ragged": ragged,
     "reference": reference,
 }
-"""In the order of preference: the first that can compute a problem is the cheapest that can."""
+"""The last one decides what is correct, and runs where no other can."""
 
 _WHY = {
     "linear": "Φ is finite, so the sum re-associates: O(N) instead of O(N²)",
     "block_sparse": "every query sees a subset, and only those scores are computed",
-    "sdpa": "softmax heads on torch's fused kernels, one call per distinct key length",
+    "sdpa": "torch's fused kernels, one call per distinct key length",
+    "ragged": "one launch for all scales",
     "reference": "the dense formula; nothing faster computes this",
 }
 
+WIDTH = 80
+"""Columns of an explanation."""
+
 
 class Candidate(NamedTuple):
-    """An executor, and why it does not run the problem (None when it could)."""
+    """An executor, and why it cannot run the problem (None when it can)."""
 
     impl: str
     refusal: str | None
 
 
 class Plan(NamedTuple):
-    """The executor that was chosen, the reason, and every candidate."""
+    """The executor that was chosen, every candidate, and what their estimates depend on."""
 
     impl: str
-    reason: str
+    asked: bool
     candidates: tuple[Candidate, ...]
+    work: Work
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        """What each executor that can run the problem would take."""
+        return {c.impl: estimate(c.impl, self.work) for c in self.candidates if c.refusal is None}
+
+    @property
+    def reason(self) -> str:
+        """Why this executor."""
+        if self.asked:
+            return "asked for"
+        found = self.estimates
+        mine = found.pop(self.impl)
+        found.pop("reference", None)
+        why = _WHY[self.impl]
+        if self.impl == "ragged" and len(self.work.groups) == 1:
+            why = "one launch, and no padding of narrow heads"
+        if not found:
+            return why
+        rival = min(found, key=lambda impl: found[impl].seconds)
+        if found[rival].host > found[rival].device:
+            why = "less work for the host"
+        return f"{duration(mine.seconds)} against {duration(found[rival].seconds)} ({rival}): {why}"
 
     def explain(self) -> str:
-        """What was chosen and why, and why not the others."""
-        lines = [f"{self.impl}: {self.reason}"]
-        lines += [f"  not {c.impl}: {c.refusal}" for c in self.candidates if c.refusal]
+        """What was chosen and why; then for each candidate what it would take, or why it cannot."""
+        lines = [textwrap.fill(f"{self.impl}: {self.reason}", WIDTH, subsequent_indent="  ")]
+        found = self.estimates
+        for impl, refusal in self.candidates:
+            said = f"cannot: {refusal}" if refusal is not None else _line(found[impl])
+            lines.append(textwrap.fill(f"  {impl:12s}  {said}", WIDTH, subsequent_indent=" " * 16))
+        work = self.work
+        passes = "forward and backward" if work.backward else "forward"
+        mode = "" if not work.device.host else ", captured" if work.captured else ", eager"
+        lines.append(f"  estimated for {str(work.dtype)[6:]}, {passes}{mode}, on {work.device.name}")
         return "\n".join(lines)
 
 
+def _line(cost: Estimate) -> str:
+    launches = f"{cost.launches} launch{'es' if cost.launches != 1 else ''}"
+    numbers = f"{amount(cost.flops, 'FLOP'):>10s}  {amount(cost.bytes, 'B'):>7s}  {launches:>13s}"
+    return f"{numbers}  {duration(cost.seconds):>7s}" + (" (host)" if cost.host > cost.device else "")
+
+
+def circumstances(q: Tensor) -> tuple[bool, bool]:
+    """What a choice depends on beside the arguments: whether gradients are kept, and whether a graph is captured.
+
+    A compiler counts as capturing: what the host does here, it does once. So does a stream that is not the default one:
+    torch's recipe warms up on a side stream what it captures next, and both must choose alike.
+    """
+    captured = q.is_cuda and (
+        torch.compiler.is_compiling()
+        or torch.cuda.current_stream(q.device).cuda_stream != 0
+        or torch.cuda.is_current_stream_capturing()
+    )
+    return torch.is_grad_enabled() and q.requires_grad, captured
+
+
 def choose(problem: Problem, impl: str = "auto") -> Plan:
-    """The plan for a problem. An explicit `impl` that cannot run it raises, and says which one can."""
+    """The plan for a problem: what is estimated to take the least time, and the reference where nothing else can.
+
+    An explicit `impl` that cannot run it raises, and says which one can.
+    """
     if impl != "auto" and impl not in EXECUTORS:
         raise ValueError(f"impl must be one of auto, {', '.join(EXECUTORS)}; got {impl!r}")
     candidates = tuple(Candidate(name, module.refusal(problem)) for name, module in EXECUTORS.items())
-    able = [c.impl for c in candidates if c.refusal is None]
-    if impl == "auto":
-        if not able:
-            raise UnsupportedError(f"no executor can compute this: {candidates[-1].refusal}")
-        if able[0] == "block_sparse" and (reason := block_sparse.pass_over(problem)):
-            candidates = tuple(c._replace(refusal=reason) if c.impl == able[0] else c for c in candidates)
-            able = able[1:]
-        return Plan(able[0], _WHY[able[0]], candidates)
-    refusal = dict(candidates)[impl]
-    if refusal is not None:
+    refusals = dict(candidates)
+    able = [name for name in EXECUTORS if refusals[name] is None]
+    if impl != "auto" and refusals[impl] is not None:
         hint = f"impl={able[0]!r} can" if able else "no executor can"
-        raise UnsupportedError(f"impl={impl!r} cannot compute this: {refusal}; {hint}")
-    return Plan(impl, "asked for", candidates)
+        raise UnsupportedError(f"impl={impl!r} cannot compute this: {refusals[impl]}; {hint}")
+    if not able:
+        raise UnsupportedError(f"no executor can compute this: {refusals['reference']}")
+    work = describe(problem, *circumstances(problem.q))
+    if impl != "auto":
+        return Plan(impl, True, candidates, work)
+    fast = [name for name in able if name != "reference"]
+    best = (fast or able)[0]
+    if len(fast) > 1:
+        seconds = [estimate(name, work).seconds for name in fast]
+        best = fast[seconds.index(min(seconds))]  # a compiler traces this, but not min(key=...)
+    return Plan(best, False, candidates, work)
+
+
+def amount(value: float, unit: str) -> str:
+    """Two or three digits and a prefix: 8.1 GFLOP, 98 MB."""
+    prefixes = "_kMGTP"
+    while value >= 999.5 and len(prefixes) > 1:
+        value, prefixes = value / 1000, prefixes[1:]
+    prefix = prefixes[0].strip("_")
+    return f"{value:.1f} {prefix}{unit}" if prefix and value < 9.95 else f"{value:.0f} {prefix}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """Two or three digits of s, ms or µs."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if seconds * factor >= 0.9995 or unit == "µs":
+            break
+    value = seconds * factor
+    return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.2g} {unit}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -51,18 +50,11 @@ class Problem:
         return self.primal.training_set.head_scales(self.q.shape[1])
 
     def by_group(self, run: Callable[[Problem], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-        """Run each group of heads of one scale, and put the heads back in order.
-
-        On a CUDA device the groups run on streams of their own: short heads fill the gaps that long ones leave.
-        """
+        """Run each group of heads of one scale, and put the heads back in order."""
         groups = GroupHeadsByScale.groups(self.scales)
         if len(groups) == 1:
             return run(replace(self, scale=groups[0][0]))
-        parts = self.groups()
-        if self.q.is_cuda and not torch.compiler.is_compiling():
-            results = _on_streams(run, parts)
-        else:
-            results = [run(part) for part in parts]
+        results = [run(part) for part in self.groups()]
         heads_of = [heads for _, heads in groups]
         weights = [w for _, w in results if w is not None]
         return in_order([out for out, _ in results], heads_of), in_order(weights, heads_of) if weights else None
@@ -242,28 +234,6 @@ def _divide(x: Tensor, heads_of: list[tuple[int, ...]]) -> list[Tensor]:
     if [h for heads in heads_of for h in heads] == list(range(x.shape[1])):
         return list(x.split([len(heads) for heads in heads_of], dim=1))
     return [pick(x, 1, heads) for heads in heads_of]
-
-
-def _on_streams(
-    run: Callable[[Problem], tuple[Tensor, Tensor | None]], parts: list[Problem]
-) -> list[tuple[Tensor, Tensor | None]]:
-    """One stream per part. Every stream starts after the current one and the current one waits for all, so memory
-    that is given back to any of them is free by the time it is used again."""
-    current = torch.cuda.current_stream()
-    results = []
-    streams = _streams(current.device, len(parts) - 1)
-    for stream, part in zip((*streams, current), reversed(parts), strict=True):  # the longest stays on the current
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            results.append(run(part))
-    for stream in streams:
-        current.wait_stream(stream)
-    return results[::-1]
-
-
-@functools.cache
-def _streams(device: torch.device, count: int) -> tuple[torch.cuda.Stream, ...]:
-    return tuple(torch.cuda.Stream(device) for _ in range(count))
 
 
 def in_order(parts: list[Tensor], heads_of: list[tuple[int, ...]]) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..dual import RowConstantsCancel
 from ..primal import Exponential, KernelSum, Moments, PointMap
+from . import parallel
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .problem import Problem
 from .statistics import causal_moments, first_key, masked_moments, moments
@@ -36,6 +37,8 @@ def refusal(problem: Problem) -> str | None:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
+    if parallel.applies(problem):
+        return parallel.run(problem), None
     return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
 
 

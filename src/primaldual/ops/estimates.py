@@ -1,0 +1,309 @@
+"""What an executor would take: FLOPs, bytes, launches and seconds, from a few numbers about the problem.
+
+    device = max(FLOPs/rate, bytes/bandwidth) + launches·gap
+    host   = launches·cost + what the executor does besides        (a captured graph and a CPU: none)
+    seconds = max(device, host)
+
+A row of queries costs as many keys as it has plus `row`, in heads no narrower than `narrowest`. Everything measured
+stands in the tables `H200` and `CPU`; `tests/ops/test_estimates.py` holds them against the measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from ..dual.rewrites import pooling_of
+from ..primal import Recenter, Sparse
+from ..primal.features import FeatureMap
+from . import block_sparse, linear
+from .problem import Problem
+
+TRAINING = 3.5
+"""Forward and backward over forward: FLOPs of attention, and the host's work."""
+
+TRAINING_BYTES = 3.0
+"""The same of what moves: four tensors, then eight."""
+
+
+class Fit(NamedTuple):
+    """How an executor uses a device. Host seconds are those of forward and backward."""
+
+    share: float  # of the device's FLOPs per second
+    row: int = 0  # keys whose time a row of queries costs beside its own
+    narrowest: int = 0  # narrower heads cost as much as these
+    call: float = 0.0  # host seconds beside the launches, once
+    part: float = 0.0  # and for each group of heads or piece of a pattern, where there are several ways to go
+
+
+class Device(NamedTuple):
+    """What was measured on a device; `fits` by executor ("masked": sdpa with a mask that is stored)."""
+
+    name: str
+    bandwidth: float  # bytes per second
+    gap: float  # device seconds between two launches
+    host: float  # host seconds per launch; 0: the host is the device
+    rates: Mapping[torch.dtype, float]  # FLOPs per second of long attention at head dimension 64
+    fits: Mapping[str, Fit]
+    processors: int = 0
+
+
+H200 = Device(
+    name="an H200",
+    bandwidth=3.5e12,  # linear attention, 65536 × 64
+    gap=2e-6,  # inside a CUDA graph, softmax at 128 and scaled heads by sdpa
+    host=10e-6,
+    # bfloat16: cuDNN, forward and backward, 16384 × 64; float32 and float64 were not measured
+    rates={torch.bfloat16: 437e12, torch.float16: 437e12, torch.float32: 30e12, torch.float64: 10e12},
+    fits={
+        "linear": Fit(1.0, call=150e-6),  # not measured beyond the bandwidth
+        "block_sparse": Fit(0.45, part=1.6e-3),  # FlexAttention, 16384, batch 2, eager
+        "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6),  # cuDNN; scales on parallel streams
+        "masked": Fit(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),  # a pattern's mask at 4096, batch 4
+        "ragged": Fit(0.92, row=200, narrowest=38, call=560e-6),
+        "reference": Fit(0.30, call=150e-6),  # not measured
+    },
+    processors=132,
+)
+"""torch 2.11, captured and eager, forward and backward. Other GPUs: the same constants, and rates by their number of
+processors."""
+
+CPU = Device(
+    name="a CPU",
+    bandwidth=5e10,  # not measured
+    gap=0.0,
+    host=0.0,
+    rates={torch.float32: 1.2e11, torch.float64: 6e10, torch.bfloat16: 1.2e11, torch.float16: 6e10},
+    fits={
+        "linear": Fit(0.125),
+        "block_sparse": Fit(0.20),  # pieces pay when they hold at most one key in five
+        "sdpa": Fit(1.0),
+        "masked": Fit(1.0),
+        "ragged": Fit(1e-6),  # Triton's interpreter, for tests
+        "reference": Fit(0.5),
+    },
+)
+"""Two cores, results/cpu/attention.json. An operator's own overhead is part of the rates."""
+
+
+class Work(NamedTuple):
+    """What an estimate depends on."""
+
+    device: Device
+    dtype: torch.dtype
+    batch: int
+    queries: int
+    tokens: int
+    head_dim: int
+    value_dim: int
+    groups: tuple[tuple[int, int, int], ...]  # scale, heads, points of each distinct scale
+    backward: bool
+    captured: bool  # into a graph, or compiled: the host's work is done once
+    causal: bool = False
+    masked: bool = False  # pairs are hidden by something beside is_causal
+    maps: int = 0  # input maps that need the points
+    inside: bool = True  # sdpa and ragged pool and map in kernels of their own
+    features: int = 0  # D_φ where Φ is finite
+    kernel: bool = False  # linear attention has its own kernels
+    pieces: int = 0  # of the sparse patterns of all groups
+    piece_flops: int = 0  # forward
+
+    @property
+    def heads(self) -> int:
+        """Heads of all groups."""
+        return sum(heads for _, heads, _ in self.groups)
+
+    @property
+    def pooled(self) -> int:
+        """Groups that are pooled."""
+        return sum(scale > 1 for scale, _, _ in self.groups)
+
+    @property
+    def points(self) -> int:
+        """Points of all heads."""
+        return sum(heads * points for _, heads, points in self.groups)
+
+
+class Estimate(NamedTuple):
+    """Counted operations, and the seconds that they take on the device and keep the host."""
+
+    flops: float
+    bytes: float
+    launches: int
+    device: float
+    host: float
+
+    @property
+    def seconds(self) -> float:
+        """The longer of the two: they run side by side."""
+        return max(self.device, self.host)
+
+
+def describe(problem: Problem, backward: bool, captured: bool) -> Work:
+    """The numbers that the estimates of a problem depend on."""
+    primal, q = problem.primal, problem.q
+    training_set, features, pooled = primal.training_set, primal.features, pooling_of(primal.training_set)
+    batch, _, queries, dim = q.shape
+    tokens, scales = problem.k.shape[2], problem.scales
+    groups = tuple(
+        (scale, scales.count(scale), training_set.points(scale, tokens) if scale > 1 else tokens)
+        for scale in sorted(set(scales))
+    )
+    maps, scaled = primal.point_maps, groups[-1][0] > 1
+    simple = len(maps) == 0 or (len(maps) == 1 and isinstance(maps[0], Recenter))
+    sparse, masked = isinstance(training_set, Sparse), problem.key_hidden is not None or problem.attn_hidden is not None
+    windows = pooled is None or (pooled.how == "mean" and pooled.grid is None and not pooled.prefix)
+    finite, known = features.finite, type(features).dim is not FeatureMap.dim
+    kept = block_sparse.estimate(problem) if sparse and not finite else None
+    return Work(
+        device_of(q.device), q.dtype, batch, queries, tokens, dim, problem.v.shape[-1], groups, backward, captured,
+        causal=problem.is_causal,
+        masked=masked or sparse,
+        maps=len(maps),
+        inside=simple and (windows or not scaled) and not masked
+        and not (problem.is_causal and (scaled or len(maps) > 0)),
+        features=(features.dim(dim) if known else dim) if finite else 0,
+        kernel=finite and linear._has_kernel(problem),
+        pieces=0 if kept is None else kept.pieces,
+        piece_flops=0 if kept is None else kept.flops,
+    )  # fmt: skip
+
+
+def device_of(device: torch.device) -> Device:
+    """The constants of a device; a compiler, which cannot look at one, takes the H200 for any GPU."""
+    if device.type != "cuda":
+        return CPU
+    if torch.compiler.is_compiling():
+        return H200
+    found = torch.cuda.get_device_properties(device)
+    if "H200" in found.name and found.multi_processor_count == H200.processors:
+        return H200
+    larger = found.multi_processor_count / H200.processors
+    return H200._replace(
+        name=f"{found.name} (by the constants of an H200)",
+        rates={dtype: rate * larger for dtype, rate in H200.rates.items()},
+        processors=found.multi_processor_count,
+    )
+
+
+def estimate(impl: str, work: Work) -> Estimate:
+    """What an executor takes for this work; whether it can do it is not asked here."""
+    return _total(work, _COUNTS[impl](work))
+
+
+class _Count(NamedTuple):
+    """Of the forward pass, but for `back`, the launches of the backward one."""
+
+    fit: str
+    flops: float
+    bytes: float
+    launches: int
+    back: int
+    parts: int = 0  # whatever the host goes through one by one
+    busy: float | None = None  # FLOPs that the time is spent on, where more than those needed
+
+
+def _total(work: Work, count: _Count) -> Estimate:
+    device, fit = work.device, work.device.fits[count.fit]
+    rate = fit.share * device.rates.get(work.dtype, device.rates[torch.float32])
+    more, more_bytes = (TRAINING, TRAINING_BYTES) if work.backward else (1.0, 1.0)
+    launches = count.launches + (count.back if work.backward else 0)
+    busy = count.flops if count.busy is None else count.busy
+    on_device = max(more * busy / rate, more_bytes * count.bytes / device.bandwidth) + launches * device.gap
+    host = 0.0
+    if device.host and not work.captured:
+        host = launches * device.host + (fit.call + fit.part * count.parts) * more / TRAINING
+    return Estimate(more * count.flops, more_bytes * count.bytes, launches, on_device, host)
+
+
+def _attention(work: Work, keys: float, row: int = 0, narrowest: int = 0) -> float:
+    """FLOPs of scoring and summing, where a query has so many keys in all of its heads together."""
+    width = max(work.head_dim, narrowest) + max(work.value_dim, narrowest)
+    return 2.0 * work.batch * work.queries * (keys + work.heads * row) * width
+
+
+def _rows(work: Work) -> float:
+    """Bytes of reading queries and points and writing the output; pooling reads the tokens and writes the points."""
+    pooling = sum(heads * (work.tokens + points) for scale, heads, points in work.groups if scale > 1)
+    rows = work.heads * work.queries + work.points + pooling
+    return float(work.batch * rows * (work.head_dim + work.value_dim) * work.dtype.itemsize)
+
+
+def _sdpa(work: Work) -> _Count:
+    """A kernel per scale forward and three backward. Beside it pooling, and with several scales putting in place."""
+    groups, keys = len(work.groups), float(work.points)
+    masked = work.masked or (work.causal and work.pooled > 0)
+    if work.causal:  # pooled: complete windows and running means, under a mask
+        alone = 1.0 if masked else 0.5
+        keys = sum(heads * points * (2.0 if scale > 1 else alone) for scale, heads, points in work.groups)
+    forward, back = groups + work.pooled, 3 * groups
+    if groups > 1:
+        forward, back = forward + groups, back + 3 * groups
+    if masked:
+        forward, back = forward + 4 * groups, back + groups
+    if not work.inside:
+        forward, back = forward + 3 * work.pooled, back + 3 * work.pooled
+    forward, back = forward + 3 * groups * work.maps, back + 4 * groups * work.maps
+    moved = _rows(work) + work.maps * 2 * work.heads * work.queries * work.batch * work.head_dim * work.dtype.itemsize
+    name = "masked" if masked else "sdpa"
+    fit = work.device.fits[name]
+    busy = _attention(work, keys, fit.row, fit.narrowest)
+    return _Count(name, _attention(work, keys), moved, forward, back, groups if groups > 1 else 0, busy)
+
+
+def _ragged(work: Work) -> _Count:
+    """All heads in one launch forward, two backward, after one that pools; outside of these torch pools and joins."""
+    fit, keys = work.device.fits["ragged"], work.points * (0.5 if work.causal else 1.0)
+    forward, back = 1 + (work.pooled > 0), 2
+    if work.inside:
+        forward, back = forward + 3 * work.maps, back + 5 * work.maps
+    else:
+        groups = len(work.groups)
+        forward, back = forward + groups * (6 + 3 * work.maps), back + groups * (6 + 4 * work.maps)
+    busy = _attention(work, keys, fit.row, fit.narrowest)
+    return _Count("ragged", _attention(work, keys), _rows(work), forward, back, busy=busy)
+
+
+def _block_sparse(work: Work) -> _Count:
+    """An attention per piece, and the merge of their outputs in float32."""
+    merged = 4 * work.batch * work.heads * work.queries * work.value_dim * 3
+    pieces, groups = work.pieces, len(work.groups)
+    moved = max(1.0, pieces / groups) * (_rows(work) + merged)
+    return _Count("block_sparse", float(work.piece_flops), moved, 6 * pieces, 10 * pieces, pieces)
+
+
+def _linear(work: Work) -> _Count:
+    """Keys into a state, queries through it; without kernels Φ is written and read several times."""
+    groups, F, C = len(work.groups), work.features, work.value_dim + 1
+    rows = work.heads * work.queries
+    flops = 2.0 * work.batch * (rows + work.points) * F * C
+    if work.causal:  # keys once more, and a dense product inside each chunk
+        flops += 2.0 * work.batch * rows * (F * C + linear.CHUNK * (F + C))
+    moved = _rows(work) * (1.5 if work.causal else 1.0)
+    if work.kernel:
+        forward, back = 3, 5
+    else:
+        forward, back = 12, 20
+        moved += 6.0 * work.batch * (rows + work.points) * F * work.dtype.itemsize
+    forward, back = groups * (forward + 3 * work.maps), groups * (back + 4 * work.maps)
+    return _Count("linear", flops, moved, forward + 2 * work.pooled, back + 2 * work.pooled, groups - 1)
+
+
+def _reference(work: Work) -> _Count:
+    """Every score is written and read about ten times."""
+    groups = len(work.groups)
+    scores = 10.0 * work.batch * work.queries * work.points * work.dtype.itemsize
+    each = 15 + 5 * work.maps
+    flops = _attention(work, work.points)
+    return _Count("reference", flops, _rows(work) + scores, groups * each, 2 * groups * each, groups - 1)
+
+
+_COUNTS: dict[str, Callable[[Work], _Count]] = {
+    "linear": _linear,
+    "block_sparse": _block_sparse,
+    "sdpa": _sdpa,
+    "ragged": _ragged,
+    "reference": _reference,
+}

@@ -1,0 +1,196 @@
+"""Our own fused attention: heads with different numbers of keys in one launch (kernels in `ragged_kernels`).
+
+Softmax heads only, as in `sdpa`. Mean pooling without masks goes through `ragged_tokens`, which pools, attends and, on
+the way back, hands the gradients to the tokens. Everything else pools first and goes through `ragged_points`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..dual import GroupHeadsByScale
+from ..dual.rewrites import pooling_of
+from ..primal import Recenter, Sparse
+from . import sdpa
+from .problem import Problem, in_order
+from .ragged_launch import Layout, interpreted, without_triton
+from .ragged_ops import attend_points, attend_tokens, known
+
+MAX_HEAD_DIM = 128
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why this executor cannot compute the problem; None when it can."""
+    if reason := sdpa.refusal(problem):
+        return reason.replace("fused attention", "the ragged kernel")
+    if problem.attn_hidden is not None:
+        return "an attn_mask gives every query its own keys"
+    if isinstance(problem.primal.training_set, Sparse):
+        return "the ragged kernel has no sparse patterns"
+    if problem.q.dtype not in DTYPES:
+        return f"the ragged kernel takes {', '.join(str(d)[6:] for d in DTYPES)}, not {str(problem.q.dtype)[6:]}"
+    widest = max(problem.q.shape[-1], problem.v.shape[-1])
+    if widest > MAX_HEAD_DIM:
+        return f"the ragged kernel takes head dimensions up to {MAX_HEAD_DIM}, not {widest}"
+    if problem.q.is_cuda and (problem.q.shape[-1] % 8 or problem.v.shape[-1] % 8):
+        return (
+            f"the ragged kernel takes multiples of 8, not head dimensions {problem.q.shape[-1]}, {problem.v.shape[-1]}"
+        )
+    pooled = pooling_of(problem.primal.training_set)
+    learned = pooled is not None and pooled.how == "conv" and max(problem.scales) > 1  # the bias is pooled with it
+    if problem.key_bias is not None and (problem.key_bias.requires_grad or learned):
+        return "the ragged kernel has no gradient for a bias on keys"
+    if problem.is_causal and pooled is not None and pooled.prefix and max(problem.scales) > 1:
+        return "the ragged kernel has no causal form with unpooled prefix tokens"
+    if problem.is_causal and any(map_.needs == "variance" for map_ in problem.primal.point_maps):
+        return "1/σ² over the few keys that the first queries see magnifies what does not cancel in the ragged kernel"
+    if problem.q.device.type != "cuda" and not interpreted():
+        return f"the ragged kernel runs on a CUDA device, not on {problem.q.device.type}"
+    if problem.q.is_cuda and torch.cuda.is_current_stream_capturing() and _plain(problem):
+        p = problem
+        if not known(p.q, p.k, p.v, p.scales, p.is_causal):
+            return "its tables are not on the device; run it once on a side stream before the capture"
+    return without_triton()
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, H, L, Dv]; no weights."""
+    seed = _seed(problem)
+    return (_tokens if _plain(problem) else _points)(problem, seed), None
+
+
+def _seed(p: Problem) -> Tensor | None:
+    """Drawn on the device by torch's generator, so that a replayed CUDA graph drops other weights each time."""
+    if p.dropout_p == 0.0:
+        return None
+    return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=p.q.device)
+
+
+def _plain(p: Problem) -> bool:
+    """Mean pooling of all tokens, and at most a re-centring: everything happens inside the op."""
+    pooled = pooling_of(p.primal.training_set)
+    scaled = max(p.scales) > 1
+    if scaled and (pooled is None or pooled.how != "mean" or pooled.grid is not None or pooled.prefix):
+        return False
+    maps = p.primal.point_maps
+    if len(maps) > 1 or (maps and not isinstance(maps[0], Recenter)):
+        return False
+    return p.key_hidden is None and not (p.is_causal and (len(maps) > 0 or scaled))
+
+
+def _tokens(p: Problem, seed: Tensor | None) -> Tensor:
+    beta = None
+    if p.primal.point_maps:
+        map_ = p.primal.point_maps[0]
+        assert isinstance(map_, Recenter)
+        heads = p.q.shape[1]
+        beta = p.parameters["beta"].float() if map_.learnable and "beta" in p.parameters else None
+        if beta is None:
+            constant = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant
+            beta = constant(map_.beta, heads, p.q.device)
+    return attend_tokens(p.q, p.k, p.v, beta, p.scales, p.is_causal, p.dropout_p, seed)
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(value: float, size: int, device: torch.device) -> Tensor:
+    return torch.full((size,), value, device=device)
+
+
+def _points(p: Problem, seed: Tensor | None) -> Tensor:
+    """Pool and map each group of heads as `sdpa` does, and attend with all of them in one launch."""
+    groups = GroupHeadsByScale.groups(p.scales)
+    heads_of = [heads for _, heads in groups]
+    with torch.autocast(p.q.device.type, enabled=False):  # its sums are float32, and all of a tile has one dtype
+        pieces = [(_causal_piece if p.is_causal else _piece)(part) for part in p.groups()]
+    q = in_order([piece.q for piece in pieces], heads_of)
+    own_k = own_v = own_bias = None
+    if p.is_causal and max(p.scales) > 1:
+        own_k = in_order([_or_zeros(piece.own_k, piece.q, p.k.shape[-1]) for piece in pieces], heads_of)
+        own_v = in_order([_or_zeros(piece.own_v, piece.q, p.v.shape[-1]) for piece in pieces], heads_of)
+    bias = None
+    if any(piece.bias is not None or piece.own_bias is not None for piece in pieces):
+        longest = max(piece.keys.shape[2] for piece in pieces)
+        bias = in_order([_rectangle(piece.bias, piece.keys, longest) for piece in pieces], heads_of)
+        if own_k is not None:
+            own_bias = in_order([_rectangle(piece.own_bias, piece.q, p.q.shape[2]) for piece in pieces], heads_of)
+    layout, k_offset, v_offset = [], 0, 0
+    for piece, (scale, heads) in zip(pieces, groups, strict=True):
+        batch, count, points, dim = piece.keys.shape
+        value_dim = piece.values.shape[-1]
+        for place, head in enumerate(heads):
+            layout.append(
+                Layout(
+                    head, points, scale,
+                    k_offset + place * points * dim, count * points * dim, dim,
+                    v_offset + place * points * value_dim, count * points * value_dim, value_dim,
+                )
+            )  # fmt: skip
+        k_offset += batch * count * points * dim
+        v_offset += batch * count * points * value_dim
+    keys, values = _flat([piece.keys for piece in pieces]), _flat([piece.values for piece in pieces])
+    return attend_points(
+        q, keys, values, layout, p.v.shape[-1], bias=bias, own=(own_k, own_v, own_bias), is_causal=p.is_causal,
+        dropout_p=p.dropout_p, seed=seed,
+    )[0]  # fmt: skip
+
+
+class _Piece(NamedTuple):
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    bias: Tensor | None  # [B, 1 or H, points]; −inf hides
+    own_k: Tensor | None = None
+    own_v: Tensor | None = None
+    own_bias: Tensor | None = None  # [B, 1 or H, L]
+
+
+def _piece(p: Problem) -> _Piece:
+    q, points, _ = sdpa.one_sided(p)
+    return _Piece(q, points.keys, points.values, _hide(points.seen, points.bias))
+
+
+def _causal_piece(p: Problem) -> _Piece:
+    _, rest, points = sdpa.one_sided_causal(p)
+    length = p.q.shape[2]
+
+    def complete(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[:, :, :, -1]
+
+    def running(x: Tensor) -> Tensor:
+        return x.flatten(2, 3)[:, :, :length]
+
+    hidden = _hide(points.seen, points.bias)
+    piece = _Piece(running(rest), points.keys[:, :, :, -1], points.values[:, :, :, -1], complete(hidden))
+    if p.scale == 1:
+        return piece
+    own_bias = None if hidden is None else running(hidden)
+    return piece._replace(own_k=running(points.keys), own_v=running(points.values), own_bias=own_bias)
+
+
+def _hide(seen: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    if seen is None:
+        return None if bias is None else bias.float()
+    base = torch.zeros((), device=seen.device) if bias is None else bias.float()
+    return torch.where(seen, base, -torch.inf)
+
+
+def _or_zeros(x: Tensor | None, like: Tensor, dim: int) -> Tensor:
+    return like.new_zeros(*like.shape[:3], dim) if x is None else x
+
+
+def _rectangle(bias: Tensor | None, like: Tensor, width: int) -> Tensor:
+    """[B, H, width] of a group's bias; columns that are not there are never read."""
+    batch, heads = like.shape[:2]
+    if bias is None:
+        return torch.zeros(batch, heads, width, device=like.device)
+    bias = bias.expand(batch, heads, -1)
+    return torch.nn.functional.pad(bias, (0, width - bias.shape[-1]))
+
+
+def _flat(parts: list[Tensor]) -> Tensor:
+    return parts[0].reshape(-1) if len(parts) == 1 else torch.cat([x.reshape(-1) for x in parts])

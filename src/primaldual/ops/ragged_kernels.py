@@ -1,0 +1,581 @@
+# mypy: disable-error-code="import-not-found, import-untyped, no-untyped-def"
+"""Attention in which every head has its own number of keys, as Triton kernels.
+
+The points (keys and values) of all heads lie in one buffer each. A row of `table` says where a head's points are, and
+a row of `schedule` which piece of the work a program does: (head, batch, block), the longest pieces first, so that
+the short heads fill the gaps that the long ones leave.
+
+    s_ij = (q_i − shift)·k_j · scale + bias_j,   p_ij = exp(s_ij − lse_i),   out_i = Σ_j p_ij v_j
+
+`shift` re-centres a head's queries. In the backward pass over keys it is a bias of the key, −shift·k_j. A causal head
+whose windows hold `window` tokens sees the complete windows before its own, and one point of its own.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+COLUMNS = 9
+"""Of the table: head, points, window, and offset, batch stride and row stride of its keys and of its values."""
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+_OWN = tl.constexpr(1 << 30)  # the column, to dropout, of a query's own point
+
+
+@triton.jit
+def _begin(PDL: tl.constexpr):
+    """Let the next launch get ready while this one runs, and wait for what the one before has written."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def _mix(x):
+    """A 32-bit hash."""
+    x = x ^ (x >> 16)
+    x = x * 0x85EBCA6B
+    x = x ^ (x >> 13)
+    x = x * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _row_bits(seed, batch_head, rows):
+    return _mix(_mix(seed ^ batch_head.to(tl.uint32)) + rows.to(tl.uint32))
+
+
+@triton.jit
+def _column_bits(seed, columns):
+    return _mix((seed ^ 0x9E3779B9) + columns.to(tl.uint32) * 0x9E3779B1)
+
+
+@triton.jit
+def _keep(row_bits, column_bits, threshold):
+    """Whether a weight is kept: two multiplications a score, against the ten rounds of a counter-based generator."""
+    x = (row_bits ^ column_bits) * 0x9E3779B1
+    x = (x ^ (x >> 15)) * 0x85EBCA77
+    return x >= threshold
+
+
+@triton.jit
+def _load(pointers, rows, limit, columns, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
+    """A tile of rows; zeros beyond `limit` rows and D columns."""
+    if MASKED and BLOCK_D != D:
+        return tl.load(pointers, mask=(rows[:, None] < limit) & (columns[None, :] < D), other=0.0)
+    elif MASKED:
+        return tl.load(pointers, mask=rows[:, None] < limit, other=0.0)
+    elif BLOCK_D != D:
+        return tl.load(pointers, mask=columns[None, :] < D, other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def _store(pointers, tile, rows, limit, columns, D: tl.constexpr):
+    tl.store(pointers, tile.to(pointers.dtype.element_ty), mask=(rows[:, None] < limit) & (columns[None, :] < D))
+
+
+@triton.jit
+def _load_lse(pointer, rows, limit):
+    """In units of log 2; +inf where a query sees nothing, so that its weights are zero."""
+    lse = tl.load(pointer + rows, mask=rows < limit, other=float("-inf"))
+    return tl.where(lse == float("-inf"), float("inf"), lse * _LOG2E)
+
+
+@triton.jit
+def _points(table_ptr, head_row, batch, ALIGNED: tl.constexpr):
+    """A head's row of the table: head, points, window, and where its keys and values start and how their rows lie."""
+    row = table_ptr + head_row * 9
+    head = tl.load(row).to(tl.int32)
+    count = tl.load(row + 1).to(tl.int32)
+    window = tl.load(row + 2).to(tl.int32)
+    k_start = tl.load(row + 3) + batch * tl.load(row + 4)
+    k_stride = tl.load(row + 5).to(tl.int32)
+    v_start = tl.load(row + 6) + batch * tl.load(row + 7)
+    v_stride = tl.load(row + 8).to(tl.int32)
+    if ALIGNED:
+        k_start = tl.multiple_of(k_start, 8)
+        v_start = tl.multiple_of(v_start, 8)
+        k_stride = tl.multiple_of(k_stride, 8)
+        v_stride = tl.multiple_of(v_stride, 8)
+    return head, count, window, k_start, k_stride, v_start, v_stride
+
+
+@triton.jit
+def _visible(rows, count, window):
+    """How many of a causal head's points each query sees: tokens up to it, or the windows complete before its own."""
+    seen = tl.where(window == 1, rows + 1, rows // window)
+    return tl.minimum(seen, count)
+
+
+@triton.jit
+def _forward_blocks(
+    acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, start, end, row_bits, seed, threshold, scale,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
+    MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over the points [start, end); `seen` is how many of them each row sees, where MASKED."""
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    for first in tl.range(start, end, BN):
+        columns = first + tl.arange(0, BN)
+        k = _load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, end, d, D, BLOCK_D, MASKED)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if HAS_BIAS:
+            bias = tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))
+            s += bias[None, :] * (_LOG2E / scale)
+        if MASKED:
+            s = tl.where(columns[None, :] < seen[:, None], s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1) * scale)
+        if MASKED or HAS_BIAS:
+            base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        else:
+            base = m_new
+        p = tl.exp2(s * scale - base[:, None])
+        fade = tl.exp2(m - base)
+        total = total * fade + tl.sum(p, 1)
+        if DROPOUT:
+            p = tl.where(_keep(row_bits[:, None], _column_bits(seed, columns)[None, :], threshold), p, 0.0)
+        v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, end, dv, DV, BLOCK_DV, MASKED)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+        m = m_new
+    return acc, m, total
+
+
+@triton.jit
+def forward(
+    q_ptr, k_ptr, v_ptr, shift_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, out_ptr, lse_ptr, seed_ptr,
+    table_ptr, schedule_ptr, q_batch, q_head, q_row, out_batch, out_head, out_row, bias_width, H, L, scale,
+    threshold, keep,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
+    DROPOUT: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out and log-sum-exp (−inf where a query sees nothing) of one block of queries."""
+    task = schedule_ptr + tl.program_id(0) * 4
+    head_row = tl.load(task + 1)
+    batch = tl.load(task + 2).to(tl.int64)
+    block = tl.load(task + 3)
+    head, count, window, k_start, k_stride, v_start, v_stride = _points(table_ptr, head_row, batch, ALIGNED)
+    _begin(PDL)
+    rows = block * BM + tl.arange(0, BM)
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    q_base = q_ptr + batch * q_batch + head * q_head
+    q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, True)
+    if HAS_SHIFT:
+        shift = tl.load(shift_ptr + (batch * H + head) * D + d, mask=d < D, other=0.0)
+        q = (q.to(tl.float32) - shift[None, :]).to(q.dtype)
+    seed = 0
+    row_bits = rows
+    if DROPOUT:
+        seed = tl.load(seed_ptr).to(tl.uint32)
+        row_bits = _row_bits(seed, batch * H + head, rows)
+    k_ptr += k_start
+    v_ptr += v_start
+    if HAS_BIAS:
+        bias_ptr += (batch * H + head) * bias_width
+    acc = tl.zeros((BM, BLOCK_DV), tl.float32)
+    m = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    if CAUSAL:
+        seen = _visible(rows, count, window)
+        last = tl.minimum((block + 1) * BM, L) - 1
+        end = tl.minimum(tl.where(window == 1, last + 1, last // window), count)
+        first_row = block * BM
+        clear = tl.minimum(tl.where(window == 1, first_row + 1, first_row // window), count)
+    else:
+        seen = tl.full((BM,), 0, tl.int32) + count
+        end = count
+        clear = count
+    clear = clear // BN * BN
+    acc, m, total = _forward_blocks(
+        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, 0, clear, row_bits, seed, threshold, scale,
+        D, DV, BLOCK_D, BLOCK_DV, BN, False, HAS_BIAS, DROPOUT, PRECISION,
+    )  # fmt: skip
+    acc, m, total = _forward_blocks(
+        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, clear, end, row_bits, seed, threshold,
+        scale, D, DV, BLOCK_D, BLOCK_DV, BN, True, HAS_BIAS, DROPOUT, PRECISION,
+    )  # fmt: skip
+    if HAS_OWN:
+        own = (batch * H + head) * L + rows
+        own_k = _load(own_k_ptr + own[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True).to(tl.float32)
+        own_v = _load(own_v_ptr + own[:, None] * DV + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
+        s = tl.sum(q.to(tl.float32) * own_k, 1) * scale
+        if HAS_BIAS:
+            s += tl.load(own_bias_ptr + own, mask=rows < L, other=0.0) * _LOG2E
+        s = tl.where(window > 1, s, float("-inf"))
+        m_new = tl.maximum(m, s)
+        base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.exp2(s - base)
+        fade = tl.exp2(m - base)
+        total = total * fade + p
+        if DROPOUT:
+            p = tl.where(_keep(row_bits, _column_bits(seed, rows * 0 + _OWN), threshold), p, 0.0)
+        acc = acc * fade[:, None] + p[:, None] * own_v.to(tl.float32)
+        m = m_new
+    empty = total == 0.0
+    out = acc / tl.where(empty, 1.0, total * keep)[:, None]
+    lse = tl.where(empty, float("-inf"), (m + tl.log2(tl.where(empty, 1.0, total))) / _LOG2E)
+    out_base = out_ptr + batch * out_batch + head * out_head
+    _store(out_base + rows[:, None] * out_row + dv[None, :], out, rows, L, dv, DV)
+    tl.store(lse_ptr + (batch * H + head) * L + rows, lse, mask=rows < L)
+
+
+@triton.jit
+def delta(
+    out_ptr, grad_ptr, delta_ptr, out_batch, out_head, out_row, grad_batch, grad_head, grad_row, H, L,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """delta_i = out_i · grad_i = Σ_j p_ij (grad_i · v_j)."""
+    _begin(PDL)
+    batch = (tl.program_id(1) // H).to(tl.int64)
+    head = tl.program_id(1) % H
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    dv = tl.arange(0, BLOCK_DV)
+    out_base = out_ptr + batch * out_batch + head * out_head
+    grad_base = grad_ptr + batch * grad_batch + head * grad_head
+    out = _load(out_base + rows[:, None] * out_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
+    grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
+    total = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    tl.store(delta_ptr + (batch * H + head) * L + rows, total, mask=rows < L)
+
+
+@triton.jit
+def _backward_keys(
+    q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, shift_ptr,
+    dshift_ptr, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, batch_head, block, L, count,
+    window, seed, scale, threshold, keep,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    DROPOUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of one block of points, over all queries; and dq, where the block is all that the head has (WHOLE)."""
+    columns = block * BN + tl.arange(0, BN)
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    k = _load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
+    v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
+    bias = tl.zeros((BN,), tl.float32)
+    shift = tl.zeros((BLOCK_D,), tl.float32)
+    if HAS_SHIFT:
+        shift = tl.load(shift_ptr + d, mask=d < D, other=0.0)
+        bias -= tl.sum(k.to(tl.float32) * shift[None, :], 1) * scale
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * _LOG2E
+    column_bits = columns
+    if DROPOUT:
+        column_bits = _column_bits(seed, columns)
+    dk = tl.zeros((BN, BLOCK_D), tl.float32)
+    dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
+    colsum = tl.zeros((BN,), tl.float32)
+    first_row = 0
+    if CAUSAL:  # the first query that sees the block's first point
+        first_row = tl.where(window == 1, block * BN, (block * BN + 1) * window) // BM * BM
+    rows = first_row + tl.arange(0, BM)
+    lse = _load_lse(lse_base, rows, L)
+    delta_row = tl.zeros((BM,), tl.float32)
+    if not WHOLE:
+        delta_row = tl.load(delta_base + rows, mask=rows < L, other=0.0)
+    for start in tl.range(first_row, L, BM):
+        rows = start + tl.arange(0, BM)
+        q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
+        grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
+        next_lse = _load_lse(lse_base, rows + BM, L)  # one block ahead: nothing else hides its latency
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        if HAS_SHIFT or HAS_BIAS:
+            p = tl.exp2(s * scale + (bias[:, None] - lse[None, :]))
+        else:
+            p = tl.exp2(s * scale - lse[None, :])
+        if CAUSAL:
+            p = tl.where(columns[:, None] < _visible(rows, count, window)[None, :], p, 0.0)
+        if WHOLE:
+            p = tl.where(columns[:, None] < count, p, 0.0)
+        dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
+        dropped = p
+        if DROPOUT:
+            kept = _keep(_row_bits(seed, batch_head, rows)[None, :], column_bits[:, None], threshold)
+            dropped = tl.where(kept, p / keep, 0.0)
+            dp = tl.where(kept, dp / keep, 0.0)
+        dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
+        if WHOLE:
+            ds = p * (dp - tl.sum(p * dp, 0)[None, :])
+        else:
+            next_delta = tl.load(delta_base + rows + BM, mask=rows + BM < L, other=0.0)
+            ds = p * (dp - delta_row[None, :])
+            delta_row = next_delta
+        if HAS_SHIFT:
+            colsum += tl.sum(ds, 1)
+        ds = ds.to(q.dtype)
+        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+        if WHOLE:
+            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * (scale / _LOG2E)
+            _store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
+        lse = next_lse
+    if HAS_SHIFT:
+        dk -= colsum[:, None] * shift[None, :]
+        if WHOLE:
+            total = tl.sum(colsum[:, None] * k.to(tl.float32), 0) * (scale / _LOG2E)
+            tl.store(dshift_ptr + d, -total, mask=d < D)
+    dk *= scale / _LOG2E
+    inside = (columns < count)[:, None]
+    for place in range(expand):  # every token of a window has an equal share in its mean
+        token = columns * expand + place
+        size = tl.minimum(tokens - columns * expand, expand)
+        share = 1.0 / tl.maximum(size, 1).to(tl.float32)
+        write = inside & (token[:, None] < tokens)
+        dk_at = dk_ptr + token[:, None] * dk_row + d[None, :]
+        dv_at = dv_ptr + token[:, None] * dv_row + dv[None, :]
+        tl.store(dk_at, (dk * share[:, None]).to(dk_ptr.dtype.element_ty), mask=write & (d[None, :] < D))
+        tl.store(dv_at, (dvalue * share[:, None]).to(dv_ptr.dtype.element_ty), mask=write & (dv[None, :] < DV))
+
+
+@triton.jit
+def _backward_queries_blocks(
+    dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, start, end, row_bits, seed, scale,
+    threshold, keep,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
+    MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    for first in tl.range(start, end, BN):
+        columns = first + tl.arange(0, BN)
+        k = _load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, end, d, D, BLOCK_D, MASKED)
+        v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, end, dv, DV, BLOCK_DV, MASKED)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if HAS_BIAS:
+            s += tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))[None, :] * _LOG2E
+        p = tl.exp2(s - lse[:, None])
+        if MASKED:
+            p = tl.where(columns[None, :] < seen[:, None], p, 0.0)
+        dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            kept = _keep(row_bits[:, None], _column_bits(seed, columns)[None, :], threshold)
+            dp = tl.where(kept, dp / keep, 0.0)
+        ds = p * (dp - delta_row[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def backward(
+    q_ptr, k_ptr, v_ptr, shift_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr,
+    delta_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, dshift_ptr, down_k_ptr, down_v_ptr, table_ptr, schedule_ptr,
+    q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head, dq_row,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, bias_width, H, L, tokens, blocks, scale, threshold, keep,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BM_K: tl.constexpr, BN_K: tl.constexpr, BM_Q: tl.constexpr, BN_Q: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
+    DROPOUT: tl.constexpr, EXPAND: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Blocks of points (kind 0; with all of dq, kind 2) and blocks of queries (kind 1); PARTS adds up 2^kind of those
+    that this launch has.
+
+    With EXPAND the gradients of points go to the tokens that were averaged; else where the table says.
+    """
+    task = schedule_ptr + tl.program_id(0) * 4
+    kind = tl.load(task)
+    head_row = tl.load(task + 1)
+    batch = tl.load(task + 2).to(tl.int64)
+    block = tl.load(task + 3)
+    head, count, window, k_start, k_stride, v_start, v_stride = _points(table_ptr, head_row, batch, ALIGNED)
+    _begin(PDL)
+    batch_head = batch * H + head
+    seed = 0
+    if DROPOUT:
+        seed = tl.load(seed_ptr).to(tl.uint32)
+    k_ptr += k_start
+    v_ptr += v_start
+    q_base = q_ptr + batch * q_batch + head * q_head
+    grad_base = grad_ptr + batch * grad_batch + head * grad_head
+    dq_base = dq_ptr + batch * dq_batch + head * dq_head
+    lse_base = lse_ptr + batch_head * L
+    delta_base = delta_ptr
+    if PARTS != 4:
+        delta_base += batch_head * L
+    if HAS_BIAS:
+        bias_ptr += batch_head * bias_width
+    dshift_base = dshift_ptr
+    if HAS_SHIFT:
+        shift_ptr += batch_head * D
+        dshift_base += batch_head * blocks * D
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    if PARTS != 2 and (PARTS < 2 or PARTS == 4 or kind != 1):
+        if EXPAND:
+            dk_base = dk_ptr + batch * dk_batch + head * dk_head
+            dv_base = dv_ptr + batch * dv_batch + head * dv_head
+            dk_stride = dk_row
+            dv_stride = dv_row
+            expand = window
+            limit = tokens
+        else:
+            dk_base = dk_ptr + k_start
+            dv_base = dv_ptr + v_start
+            dk_stride = k_stride
+            dv_stride = v_stride
+            expand = 1
+            limit = count
+        if PARTS == 4 or (PARTS > 4 and kind == 2):
+            _backward_keys(
+                q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, shift_ptr,
+                dshift_base, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row, batch_head,
+                block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
+                CAUSAL, HAS_SHIFT, HAS_BIAS, DROPOUT, True, PRECISION,
+            )  # fmt: skip
+        elif PARTS != 4:
+            _backward_keys(
+                q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, shift_ptr,
+                dshift_base, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row, batch_head,
+                block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
+                CAUSAL, HAS_SHIFT, HAS_BIAS, DROPOUT, False, PRECISION,
+            )  # fmt: skip
+    elif PARTS != 1 and PARTS != 4 and PARTS != 5:
+        rows = block * BM_Q + tl.arange(0, BM_Q)
+        q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, True)
+        if HAS_SHIFT:
+            shift = tl.load(shift_ptr + d, mask=d < D, other=0.0)
+            q = (q.to(tl.float32) - shift[None, :]).to(q.dtype)
+        grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
+        lse = _load_lse(lse_base, rows, L)
+        delta_row = tl.load(delta_base + rows, mask=rows < L, other=0.0)
+        row_bits = rows
+        if DROPOUT:
+            row_bits = _row_bits(seed, batch_head, rows)
+        if CAUSAL:
+            seen = _visible(rows, count, window)
+            last = tl.minimum((block + 1) * BM_Q, L) - 1
+            end = tl.minimum(tl.where(window == 1, last + 1, last // window), count)
+            first_row = block * BM_Q
+            clear = tl.minimum(tl.where(window == 1, first_row + 1, first_row // window), count)
+        else:
+            seen = tl.full((BM_Q,), 0, tl.int32) + count
+            end = count
+            clear = count
+        clear = clear // BN_Q * BN_Q
+        dq = tl.zeros((BM_Q, BLOCK_D), tl.float32)
+        dq = _backward_queries_blocks(
+            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, 0, clear, row_bits, seed,
+            scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS, DROPOUT, PRECISION,
+        )  # fmt: skip
+        dq = _backward_queries_blocks(
+            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, clear, end, row_bits, seed,
+            scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS, DROPOUT, PRECISION,
+        )  # fmt: skip
+        if HAS_OWN:
+            own = batch_head * L + rows
+            own_k = _load(own_k_ptr + own[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True).to(tl.float32)
+            own_v = _load(own_v_ptr + own[:, None] * DV + dv[None, :], rows, L, dv, DV, BLOCK_DV, True).to(tl.float32)
+            s = tl.sum(q.to(tl.float32) * own_k, 1) * scale
+            if HAS_BIAS:
+                s += tl.load(own_bias_ptr + own, mask=rows < L, other=0.0) * _LOG2E
+            p = tl.where(window > 1, tl.exp2(s - lse), 0.0)
+            dp = tl.sum(grad.to(tl.float32) * own_v, 1)
+            dropped = p
+            if DROPOUT:
+                kept = _keep(row_bits, _column_bits(seed, rows * 0 + _OWN), threshold)
+                dropped = tl.where(kept, p / keep, 0.0)
+                dp = tl.where(kept, dp / keep, 0.0)
+            ds = p * (dp - delta_row)
+            dq += ds[:, None] * own_k
+            down_k = ds[:, None] * q.to(tl.float32) * (scale / _LOG2E)
+            down_v = dropped[:, None] * grad.to(tl.float32)
+            _store(down_k_ptr + own[:, None] * D + d[None, :], down_k, rows, L, d, D)
+            _store(down_v_ptr + own[:, None] * DV + dv[None, :], down_v, rows, L, dv, DV)
+        dq *= scale / _LOG2E
+        _store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
+        if HAS_SHIFT:
+            tl.store(dshift_base + block * D + d, -tl.sum(dq, 0), mask=d < D)
+
+
+@triton.jit
+def pool(
+    k_ptr, v_ptr, k_out_ptr, v_out_ptr, sum_ptr, table_ptr, k_batch, k_head, k_row, v_batch, v_head, v_row, H, tokens,
+    blocks,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
+    HAS_SUM: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The means of keys and values over each head's windows; and sums of these means, one per block, for μ.
+
+    A block of BN tokens is read once, and a product with the matrix of who belongs to which window adds them up.
+    """
+    block = tl.program_id(0)
+    batch = tl.program_id(2).to(tl.int64)
+    head, count, window, k_start, k_stride, v_start, v_stride = _points(table_ptr, tl.program_id(1), batch, ALIGNED)
+    _begin(PDL)
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    place = tl.arange(0, BN)
+    whole = BN // window  # points of a block
+    rows = block * whole * window + place
+    here = (place < whole * window) & (rows < tokens)
+    k_at = k_ptr + batch * k_batch + head * k_head + rows[:, None] * k_row + d[None, :]
+    v_at = v_ptr + batch * v_batch + head * v_head + rows[:, None] * v_row + dv[None, :]
+    k = tl.load(k_at, mask=here[:, None] & (d[None, :] < D), other=0.0)
+    v = tl.load(v_at, mask=here[:, None] & (dv[None, :] < DV), other=0.0)
+    points = block * whole + place
+    belongs = (place[None, :] // window == place[:, None]).to(k.dtype)
+    size = tl.minimum(tokens - points * window, window)
+    share = (1.0 / tl.maximum(size, 1).to(tl.float32))[:, None]
+    k_mean = tl.dot(belongs, k, input_precision="ieee") * share
+    v_mean = tl.dot(belongs, v, input_precision="ieee") * share
+    limit = tl.minimum(block * whole + whole, count)
+    _store(k_out_ptr + k_start + points[:, None] * k_stride + d[None, :], k_mean, points, limit, d, D)
+    _store(v_out_ptr + v_start + points[:, None] * v_stride + dv[None, :], v_mean, points, limit, dv, DV)
+    if HAS_SUM:
+        total = tl.sum(tl.where((points < limit)[:, None], k_mean, 0.0), 0)
+        tl.store(sum_ptr + ((batch * H + head) * blocks + block) * D + d, total, mask=d < D)
+
+
+@triton.jit
+def unpool(
+    dk_ptr, dv_ptr, dmean_ptr, dk_out_ptr, dv_out_ptr, table_ptr, k_batch, k_head, k_row, v_batch, v_head, v_row, H,
+    tokens,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
+    ALIGNED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the means, and of the mean of the means, to the tokens that were averaged."""
+    batch = tl.program_id(2).to(tl.int64)
+    head, count, window, k_start, k_stride, v_start, v_stride = _points(table_ptr, tl.program_id(1), batch, ALIGNED)
+    _begin(PDL)
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    points = rows // window
+    share = 1.0 / tl.minimum(tl.maximum(tokens - points * window, 1), window).to(tl.float32)
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    dk = _load(dk_ptr + k_start + points[:, None] * k_stride + d[None, :], points, count, d, D, BLOCK_D, True)
+    dvalue = _load(dv_ptr + v_start + points[:, None] * v_stride + dv[None, :], points, count, dv, DV, BLOCK_DV, True)
+    dmean = tl.load(dmean_ptr + (batch * H + head) * D + d, mask=d < D, other=0.0) / count
+    dk = (dk.to(tl.float32) + dmean[None, :]) * share[:, None]
+    dvalue = dvalue.to(tl.float32) * share[:, None]
+    dk_at = dk_out_ptr + batch * k_batch + head * k_head + rows[:, None] * k_row + d[None, :]
+    dv_at = dv_out_ptr + batch * v_batch + head * v_head + rows[:, None] * v_row + dv[None, :]
+    _store(dk_at, dk, rows, tokens, d, D)
+    _store(dv_at, dvalue, rows, tokens, dv, DV)
+
+
+@triton.jit
+def place(
+    from_ptr, to_ptr, add_ptr, from_batch, from_head, from_row, to_batch, to_head, to_row, H, rows, window, factor,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr, HAS_ADD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """to[b, h, i] = factor · (from[b, h, ⌊i/window⌋] + add[b, h])."""
+    _begin(PDL)
+    batch = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    at = tl.program_id(0) * BN + tl.arange(0, BN)
+    d = tl.arange(0, BLOCK_D)
+    here = (at[:, None] < rows) & (d[None, :] < D)
+    x = tl.load(
+        from_ptr + batch * from_batch + head * from_head + (at // window)[:, None] * from_row + d[None, :],
+        mask=here, other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    if HAS_ADD:
+        x += tl.load(add_ptr + (batch * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+    to_at = to_ptr + batch * to_batch + head * to_head + at[:, None] * to_row + d[None, :]
+    tl.store(to_at, (x * factor).to(to_ptr.dtype.element_ty), mask=here)

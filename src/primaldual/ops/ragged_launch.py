@@ -1,0 +1,400 @@
+"""From tensors to launches of the ragged kernels: tile shapes, the order of work, little to do per call."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_LOG2E = 1.4426950408889634
+_TRITON = find_spec("triton") is not None  # looked up once, and where no compiler traces it
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+class Tiles(NamedTuple):
+    """Rows and columns of a block, warps and pipeline stages: forward; backward over keys and over queries."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    key_rows: int
+    key_columns: int
+    query_rows: int
+    query_columns: int
+    back_warps: int
+    back_stages: int
+
+
+class Layout(NamedTuple):
+    """Where a head's points are: row, number and window of each, then offset and strides of its keys and values."""
+
+    head: int
+    points: int
+    window: int
+    k_offset: int
+    k_batch: int
+    k_row: int
+    v_offset: int
+    v_batch: int
+    v_row: int
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The Triton kernels; imported when first needed, since a CPU has no use for them."""
+    from . import ragged_kernels
+
+    return ragged_kernels
+
+
+def without_triton() -> str | None:
+    return None if _TRITON else "Triton is not installed"
+
+
+def interpreted() -> bool:
+    return _TRITON and _INTERPRETED
+
+
+def tiles(head_dim: int, dtype: torch.dtype, queries: int) -> Tiles:
+    """Block shapes by head dimension, dtype and length; measured on an H200."""
+    wide = max(16, _power(head_dim))
+    if dtype == torch.float32:
+        found = Tiles(64, 32, 4, 2, 32, 64, 64, 32, 4, 1) if wide <= 64 else Tiles(32, 32, 4, 1, 32, 32, 32, 32, 4, 1)
+    elif wide <= 16:
+        found = Tiles(64, 64, 4, 3, 32, 128, 128, 32, 4, 4)
+    elif wide <= 32:
+        found = Tiles(64, 64, 4, 3, 64, 128, 128, 32, 4, 3)
+    elif wide <= 64:
+        found = Tiles(64, 64, 4, 3, 64 if queries <= 768 else 32, 64, 64, 64, 4, 3)
+    else:
+        found = Tiles(128, 64, 8, 2, 64, 64, 64, 64, 8, 1)
+    most = max(16, _power(queries))
+    return found._replace(
+        rows=min(found.rows, most), key_rows=min(found.key_rows, most), query_rows=min(found.query_rows, most)
+    )
+
+
+def _power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+class _Work(NamedTuple):
+    """How one layout is worked through: tile shapes, and the table of heads and the order of work on the device."""
+
+    tile: Tiles
+    table: Tensor
+    forward: Tensor
+    backward: Tensor
+    parts: int  # which kinds of work the backward pass has: the sum of 2^kind
+    query_blocks: int
+    aligned: bool  # every offset and stride is a multiple of 8 elements: rows can be read 16 bytes at a time
+
+
+worked: set[tuple[object, ...]] = set()
+"""What has its tables on the device."""
+
+
+@functools.cache
+def _work(
+    layout: tuple[int, ...], batch: int, queries: int, widest: int, dtype: torch.dtype, causal: bool,
+    device: torch.device,
+) -> _Work:  # fmt: skip
+    """Longest pieces first. A head whose points fit in one block gets its dq from there (kind 2)."""
+    tile = tiles(widest, dtype, queries)
+    rows = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
+    blocks, back_blocks = -(-queries // tile.rows), -(-queries // tile.query_rows)
+    order = [(0, row, b, m) for row in range(len(rows)) for b in range(batch) for m in range(blocks)]
+    back: list[tuple[int, tuple[int, int, int, int]]] = []
+    whole = [not causal and head.points <= tile.key_columns for head in rows]
+    for row, head in enumerate(rows):
+        kind, cost = (2, 5) if whole[row] else (0, 4)
+        for b in range(batch):
+            key_blocks = max(1, -(-head.points // tile.key_columns))
+            back += [(cost * tile.key_columns * queries, (kind, row, b, n)) for n in range(key_blocks)]
+    for row, head in enumerate(rows):
+        if not whole[row]:
+            cost = 3 * tile.query_rows * head.points
+            back += [(cost, (1, row, b, m)) for b in range(batch) for m in range(back_blocks)]
+    back.sort(key=lambda item: -item[0])
+
+    def put(data: list[tuple[int, ...]], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(data, dtype=dtype).reshape(len(data), -1).to(device)
+
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("attention of this shape must run once, on a side stream, before it is captured in a graph")
+    worked.add((layout, batch, queries, widest, dtype, causal, device))
+    return _Work(
+        tile,
+        put([tuple(row) for row in rows], torch.int64),
+        put(list(order), torch.int32),
+        put([task for _, task in back], torch.int32),
+        sum({2 ** task[0] for _, task in back}),
+        back_blocks,
+        all(number % 8 == 0 for i, number in enumerate(layout) if i % 9 >= 3),
+    )
+
+
+_ready: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
+
+
+def _launch(
+    key: tuple[object, ...],
+    tensors: tuple[Tensor | None, ...],
+    prepare: Callable[[], tuple[Any, tuple[int, int, int], tuple[object, ...], int, int]],
+) -> None:
+    """Launch a kernel on tensors; past Triton's own look at every argument when the same kind of call was seen before.
+
+    `key` tells apart whatever the kernel is specialised by; `prepare` gives the kernel, its grid, the arguments after
+    the tensors, warps and stages.
+    """
+    ready = _ready.get(key)
+    if ready is not None:
+        ready[0](*tensors, *ready[1])
+        return
+    kernel, grid, rest, warps, stages = prepare()
+    early = not interpreted() and _starts_early(torch.cuda.current_device())
+    rest = (*rest, early)
+    options = {} if interpreted() else {"launch_pdl": early}
+    compiled = kernel[grid](*tensors, *rest, num_warps=warps, num_stages=stages, **options)
+    if compiled is not None:  # the interpreter gives nothing back
+        _ready[key] = (compiled[grid], rest)
+
+
+@functools.cache
+def _starts_early(device: int) -> bool:
+    """Whether a launch may get ready while the one before it still runs: from Hopper on."""
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _kind(*tensors: Tensor | None) -> tuple[object, ...]:
+    """What a kernel is specialised by in tensors that a caller gave."""
+    return tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() % 16 == 0) for x in tensors)
+
+
+def _precision(q: Tensor) -> str:
+    if q.dtype != torch.float32 or q.device.type != "cuda":
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _three(x: Tensor) -> tuple[int, ...]:
+    return x.stride()[:3]
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """The tensor itself where its last dimension is contiguous, as the kernels need it."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+class Call(NamedTuple):
+    """What the kernels of one call share."""
+
+    layout: tuple[int, ...]
+    shift: Tensor | None = None
+    bias: Tensor | None = None
+    own_k: Tensor | None = None
+    own_v: Tensor | None = None
+    own_bias: Tensor | None = None
+    causal: bool = False
+    dropout_p: float = 0.0
+    seed: Tensor | None = None
+
+    @property
+    def threshold(self) -> int:
+        """A weight is dropped where its 32 random bits are below this."""
+        return min(int(self.dropout_p * 2**32), 2**32 - 1)
+
+    @property
+    def has(self) -> tuple[bool, bool, bool, bool, bool]:
+        """Whether it is causal, and has a shift, a bias, points of their own, dropout."""
+        own = self.own_k is not None
+        return self.causal, self.shift is not None, self.bias is not None, own, self.dropout_p > 0.0
+
+
+def output(q: Tensor, value_dim: int) -> Tensor:
+    return torch.empty_like(q) if value_dim == q.shape[-1] else q.new_empty(*q.shape[:3], value_dim)
+
+
+def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call) -> tuple[Tensor, Tensor]:
+    B, H, L, D = q.shape
+    out = output(q, value_dim)
+    lse = torch.empty(B, H, L, device=q.device, dtype=torch.float32)
+    if out.numel() == 0:
+        return out, lse
+
+    def prepare() -> Any:
+        work = _work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
+        tile = work.tile
+        numbers = (
+            *_three(q), *_three(out), 0 if call.bias is None else call.bias.shape[2], H, L, _LOG2E / math.sqrt(D),
+            call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), max(16, _power(value_dim)),
+            tile.rows, tile.columns, *call.has, work.aligned, _precision(q),
+        )  # fmt: skip
+        grid = (work.forward.shape[0], 1, 1)
+        return kernels().forward, grid, (work.table, work.forward, *numbers), tile.warps, tile.stages
+
+    _launch(
+        (
+            "forward", call.layout, call.dropout_p, call.causal, value_dim, _precision(q), q.device,
+            *_kind(q, keys, values, call.shift, call.bias, call.own_k),
+        ),
+        (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed),
+        prepare,
+    )  # fmt: skip
+    return out, lse
+
+
+class _Gradients(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    shift: Tensor | None
+    own_k: Tensor | None
+    own_v: Tensor | None
+
+
+def backward(
+    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, call: Call,
+    dk: Tensor, dv: Tensor, tokens: int,
+) -> _Gradients:  # fmt: skip
+    """Gradients. dk and dv are flat, like keys and values; or, where `tokens` is given, [B, H, tokens, D]."""
+    B, H, L, D = q.shape
+    value_dim = out.shape[-1]
+    grad = in_rows(grad)
+    dq = torch.empty_like(q)
+    own_k = own_v = dshift = delta = None
+    if call.own_k is not None:
+        own_k = torch.empty(B, H, L, D, dtype=q.dtype, device=q.device)
+        own_v = torch.empty(B, H, L, value_dim, dtype=q.dtype, device=q.device)
+    if q.numel() == 0:
+        return _Gradients(dq, dk.zero_(), dv.zero_(), None, own_k, own_v)
+    work = _work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
+    tile, block_dv = work.tile, max(16, _power(value_dim))
+    if call.shift is not None:
+        dshift = torch.zeros(B, H, work.query_blocks, D, device=q.device)
+    if work.parts != 4:
+        delta = torch.empty_like(lse)
+        _launch(
+            ("delta", q.device, *_kind(out, grad)),
+            (out, grad, delta),
+            lambda: (
+                kernels().delta, (-(-L // 64), B * H, 1),
+                (*_three(out), *_three(grad), H, L, value_dim, block_dv, 64), 4, 1,
+            ),
+        )  # fmt: skip
+
+    def prepare() -> Any:
+        expand = tokens > 0
+        numbers = (
+            *_three(q), *_three(grad), *_three(dq), *((*_three(dk), *_three(dv)) if expand else (0,) * 6),
+            0 if call.bias is None else call.bias.shape[2], H, L, tokens, work.query_blocks, _LOG2E / math.sqrt(D),
+            call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), block_dv, tile.key_rows,
+            tile.key_columns, tile.query_rows, tile.query_columns, *call.has, expand, work.parts,
+            L % tile.key_rows == 0, work.aligned, _precision(q),
+        )  # fmt: skip
+        grid = (work.backward.shape[0], 1, 1)
+        return kernels().backward, grid, (work.table, work.backward, *numbers), tile.back_warps, tile.back_stages
+
+    _launch(
+        (
+            "backward", call.layout, call.dropout_p, call.causal, tokens, _precision(q), q.device,
+            *_kind(q, grad, keys, values, call.shift, call.bias, call.own_k, dk, dv),
+        ),
+        (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, call.seed,
+         dq, dk, dv, dshift, own_k, own_v),
+        prepare,
+    )  # fmt: skip
+    return _Gradients(dq, dk, dv, None if dshift is None else dshift.sum(2), own_k, own_v)
+
+
+@functools.lru_cache(maxsize=256)
+def _pool_blocks(layout: tuple[int, ...]) -> tuple[int, int]:
+    """Tokens of a block, which must hold a window; and the most blocks that a head has."""
+    size = max(64, _power(max(layout[2::9])))
+    return size, max(-(-count // (size // window)) for count, window in zip(layout[1::9], layout[2::9], strict=True))
+
+
+def pool(k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted."""
+    B, H, S, D = k.shape
+    DV = v.shape[-1]
+    rows = B * sum(layout[1::9])
+    keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
+    size, blocks = _pool_blocks(layout)
+    sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
+
+    def prepare() -> Any:
+        work = _work(layout, B, S, max(D, DV), k.dtype, False, k.device)
+        numbers = (
+            *_three(k),
+            *_three(v),
+            H,
+            S,
+            blocks,
+            D,
+            DV,
+            max(16, _power(D)),
+            max(16, _power(DV)),
+            size,
+            want_mean,
+        )
+        return kernels().pool, (blocks, H, B), (work.table, *numbers, work.aligned), 4, 1
+
+    _launch(("pool", layout, want_mean, k.device, *_kind(k, v)), (k, v, keys, values, sums), prepare)
+    if sums is None:
+        return keys, values, None
+    return keys, values, sums.sum(2) / _points_per_head(layout, k.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _points_per_head(layout: tuple[int, ...], device: torch.device) -> Tensor:
+    counts = dict(zip(layout[0::9], layout[1::9], strict=True))
+    return torch.tensor([float(counts[h]) for h in range(len(counts))], device=device)[:, None]
+
+
+def pool_heads(k: Tensor, v: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+    """Means over windows of `scale` tokens, which must divide the length; in one launch."""
+    if scale == 1:
+        return k, v
+    B, H, S, D = k.shape
+    DV, W = v.shape[-1], S // scale
+    layout = tuple(
+        number for h in range(H) for number in (h, W, scale, h * W * D, H * W * D, D, h * W * DV, H * W * DV, DV)
+    )
+    keys, values, _ = pool(in_rows(k), in_rows(v), layout, False)
+    return keys.view(B, H, W, D), values.view(B, H, W, DV)
+
+
+def place(x: Tensor, to: Tensor, *, add: Tensor | None = None, window: int = 1) -> None:
+    """to[b, h, i] = (x[b, h, ⌊i/window⌋] + add[b, h]) / window, for [B, H, N, D]; add is float32 and contiguous."""
+    B, H, N, D = to.shape
+    x = in_rows(x)
+    _launch(
+        ("place", window, add is None, to.device, *_kind(x, to)),
+        (x, to, add),
+        lambda: (
+            kernels().place, (-(-N // 128), H, B),
+            (*_three(x), *_three(to), H, N, window, 1 / window, D, max(16, _power(D)), 128, add is not None), 4, 1,
+        ),
+    )  # fmt: skip
+
+
+def unpool(dkeys: Tensor, dvalues: Tensor, dmean: Tensor, dk: Tensor, dv: Tensor, layout: tuple[int, ...]) -> None:
+    """Gradients of points, and of the mean of the keys, into those of the tokens."""
+    B, H, S, D = dk.shape
+    DV = dv.shape[-1]
+
+    def prepare() -> Any:
+        work = _work(layout, B, S, max(D, DV), dk.dtype, False, dk.device)
+        numbers = (*_three(dk), *_three(dv), H, S, D, DV, max(16, _power(D)), max(16, _power(DV)), 64, work.aligned)
+        return kernels().unpool, (-(-S // 64), H, B), (work.table, *numbers), 4, 1
+
+    _launch(("unpool", layout, dk.device, *_kind(dk, dv)), (dkeys, dvalues, dmean, dk, dv), prepare)

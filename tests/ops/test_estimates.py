@@ -1,0 +1,182 @@
+"""The estimates against measurements: H200 (torch 2.11, bfloat16) and two CPU cores (results/cpu/attention.json)."""
+
+import pytest
+import torch
+
+from primaldual import mechanism
+from primaldual.ops import block_sparse
+from primaldual.ops.block_sparse import Problem
+from primaldual.ops.estimates import CPU, H200, TRAINING, Work, describe, device_of, estimate
+from primaldual.primal import Fixed, Pooled, Primal, Sparse, Strided, Window
+
+SH = (1, 1, 2, 2, 4, 4, 8, 8)
+SHAPES = {  # batch, length, head_dim, scales of scaled heads
+    "128": (32, 128, 64, SH),
+    "512": (16, 512, 64, SH),
+    "1024": (8, 1024, 64, SH),
+    "4096": (8, 4096, 64, SH),
+    "16384": (4, 16384, 64, SH),
+    "LRA": (32, 4096, 32, (1, 2)),
+    "SCP1": (64, 896, 16, SH),
+}
+SOFTMAX = {"128": 37, "512": 113, "1024": 173, "4096": 2265, "16384": 17600, "LRA": 2050, "SCP1": 870}
+RAGGED = {"128": 29, "512": 77, "1024": 103, "4096": 1290, "LRA": 1320, "SCP1": 326}
+SDPA = {"128": 85, "512": 139, "1024": 164, "4096": 1270, "16384": 8500, "LRA": 1630, "SCP1": 575}
+"""µs, forward and backward, captured: softmax by cuDNN, then scaled heads by our kernel, and by cuDNN on streams."""
+
+CAPTURED = 1.3
+"""How far off an estimate of the device may be, either way."""
+
+EAGER = 1.4
+"""The same where the host decides: it is another machine each time."""
+
+
+def work(shape: str, scaled: bool, captured: bool, backward: bool = True) -> Work:
+    batch, length, dim, scales = SHAPES[shape]
+    scales = scales if scaled else (1,) * len(scales)
+    groups = tuple((s, scales.count(s), -(-length // s)) for s in sorted(set(scales)))
+    return Work(H200, torch.bfloat16, batch, length, length, dim, dim, groups, backward, captured)
+
+
+def off(seconds: float, microseconds: float) -> float:
+    """By which factor an estimate differs, at least 1."""
+    ratio = seconds * 1e6 / microseconds
+    return max(ratio, 1 / ratio)
+
+
+@pytest.mark.parametrize(
+    ("impl", "scaled", "shape", "measured"),
+    [("sdpa", False, *row) for row in SOFTMAX.items()]
+    + [("ragged", True, *row) for row in RAGGED.items()]
+    + [("sdpa", True, *row) for row in SDPA.items()],
+)
+def test_captured_steps_take_what_was_measured(impl: str, scaled: bool, shape: str, measured: float) -> None:
+    assert off(estimate(impl, work(shape, scaled, captured=True)).seconds, measured) < CAPTURED
+
+
+@pytest.mark.parametrize(
+    ("impl", "scaled", "shape", "measured"),
+    [("sdpa", False, "128", 200), ("sdpa", False, "512", 190), ("sdpa", False, "1024", 185)]
+    + [("ragged", True, "128", 640), ("ragged", True, "1024", 650), ("ragged", True, "4096", 1290)]
+    + [("sdpa", True, shape, 2600) for shape in ("128", "512", "1024", "4096")],
+)
+def test_eager_steps_take_what_was_measured(impl: str, scaled: bool, shape: str, measured: float) -> None:
+    found = estimate(impl, work(shape, scaled, captured=False))
+    assert off(found.seconds, measured) < EAGER
+    assert (found.host > found.device) == (measured != 1290)
+
+
+@pytest.mark.parametrize("shape", RAGGED)
+def test_captured_scaled_heads_are_ranked_as_measured(shape: str) -> None:
+    ragged, sdpa = (estimate(impl, work(shape, True, captured=True)).seconds for impl in ("ragged", "sdpa"))
+    assert (ragged < sdpa) == (RAGGED[shape] < SDPA[shape])
+
+
+def test_capturing_changes_who_is_faster() -> None:
+    """At 4096 cuDNN's kernels win, but not while the host launches them."""
+    for captured in (True, False):
+        found = {impl: estimate(impl, work("4096", True, captured)).seconds for impl in ("ragged", "sdpa")}
+        assert min(found, key=found.__getitem__) == ("sdpa" if captured else "ragged")
+
+
+@pytest.mark.parametrize("shape", ["128", "512", "1024"])
+def test_eager_softmax_stays_with_torch(shape: str) -> None:
+    assert estimate("sdpa", work(shape, False, False)).seconds < estimate("ragged", work(shape, False, False)).seconds
+
+
+def test_a_captured_graph_has_no_host() -> None:
+    assert estimate("sdpa", work("128", True, captured=True)).host == 0.0
+
+
+def sparse(length: int, batch: int, primal: Primal, monkeypatch: pytest.MonkeyPatch) -> Work:
+    monkeypatch.setattr(block_sparse, "_flex_runs", lambda p: True)
+    x = torch.empty(batch, 8, length, 64, device="meta", dtype=torch.bfloat16)
+    problem = Problem(primal, x, x, x, None, None, None, None, False, 0.0, {}, False)
+    return describe(problem, backward=True, captured=False)._replace(device=H200)
+
+
+STRIDED = Primal(training_set=Sparse(Strided()))
+STRIDED_SH = Primal(training_set=Sparse(Strided(), Pooled(SH)))
+
+
+@pytest.mark.parametrize(
+    ("primal", "measured"),
+    [(STRIDED, 3750), (Primal(training_set=Sparse(Fixed())), 4180), (Primal(training_set=Sparse(Window(64))), 1600),
+     (STRIDED_SH, 14500)],
+    ids=["strided", "fixed", "window", "strided+sh"],
+)  # fmt: skip
+def test_pieces_at_16384_take_what_was_measured(
+    primal: Primal, measured: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = estimate("block_sparse", sparse(16384, 2, primal, monkeypatch))
+    assert off(found.seconds, measured) < EAGER
+    assert found.host > found.device
+
+
+@pytest.mark.parametrize(("primal", "measured"), [(STRIDED, 3800), (STRIDED_SH, 2750)], ids=["strided", "strided+sh"])
+def test_dense_masks_at_4096_take_what_was_measured(
+    primal: Primal, measured: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert off(estimate("sdpa", sparse(4096, 4, primal, monkeypatch)).seconds, measured) < EAGER
+
+
+def test_many_pieces_pay_only_in_long_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    for length, winner in ((4096, "sdpa"), (32768, "block_sparse")):
+        described = sparse(length, 2, STRIDED_SH, monkeypatch)
+        found = {impl: estimate(impl, described).seconds for impl in ("sdpa", "block_sparse")}
+        assert min(found, key=found.__getitem__) == winner
+
+
+def test_linear_attention_moves_four_tensors() -> None:
+    shape = Work(H200, torch.bfloat16, 1, 65536, 65536, 64, 64, ((1, 8, 65536),), False, True, features=64, kernel=True)
+    found = estimate("linear", shape)
+    assert found.bytes == 4 * 8 * 65536 * 64 * 2
+    assert off(found.seconds, 80) < CAPTURED
+    assert estimate("linear", shape._replace(kernel=False)).seconds > 2 * found.seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "length", "causal", "measured"),
+    [("softmax", 4, 2048, False, 0.949), ("bn", 4, 2048, False, 1.010), ("sh", 4, 2048, False, 0.485),
+     ("bn+sh", 4, 2048, False, 0.464), ("sparse", 4, 2048, False, 0.596), ("linear", 1, 16384, False, 0.498),
+     ("linear", 1, 16384, True, 1.144)],
+)  # fmt: skip
+def test_a_cpu_takes_what_was_measured(name: str, batch: int, length: int, causal: bool, measured: float) -> None:
+    x = torch.empty(batch, 8, length, 64, device="meta")
+    problem = Problem(mechanism(name), x, x, x, None, None, None, None, causal, 0.0, {}, False)
+    described = describe(problem, backward=True, captured=False)
+    impl = {"sparse": "block_sparse", "linear": "linear"}.get(name, "sdpa")
+    found = estimate(impl, described)
+    assert off(found.seconds, measured * 1e6) < 1.6
+    assert found.host == 0.0
+
+
+def test_flops_are_those_that_are_needed() -> None:
+    """Not those of padded heads: 4·B·L·D for each key of each head, and 3.5 times that with gradients."""
+    shape = work("SCP1", True, True, backward=False)
+    keys = 2 * (896 + 448 + 224 + 112)
+    for impl in ("sdpa", "ragged"):
+        assert estimate(impl, shape).flops == 4 * 64 * 896 * 16 * keys
+        assert estimate(impl, shape._replace(backward=True)).flops == TRAINING * estimate(impl, shape).flops
+        assert estimate(impl, shape._replace(backward=True)).launches > estimate(impl, shape).launches
+
+
+@pytest.mark.parametrize("mask", ["causal", "masked"])
+def test_what_masks_leave_and_cost(mask: str) -> None:
+    plain = work("1024", False, True)
+    other = plain._replace(**{mask: True})
+    faster = estimate("sdpa", other).seconds < estimate("sdpa", plain).seconds
+    assert faster == (mask == "causal")
+
+
+def test_other_gpus_scale_by_their_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        name, multi_processor_count = "NVIDIA A100", 108
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    found = device_of(torch.device("cuda", 0))
+    assert found.rates[torch.bfloat16] == pytest.approx(H200.rates[torch.bfloat16] * 108 / 132)
+    assert "A100" in found.name and "H200" in found.name
+    Properties.name, Properties.multi_processor_count = "NVIDIA H200", 132
+    assert device_of(torch.device("cuda", 0)) is H200
+    assert device_of(torch.device("cpu")) is CPU

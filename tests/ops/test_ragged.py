@@ -1,0 +1,399 @@
+"""The ragged kernels against the reference.
+
+Where there is no GPU they run in Triton's interpreter, which must be switched on before Triton is imported: in a child
+process that runs this file. It computes bfloat16 products wrongly without a word, so those are tested on a GPU alone.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from primaldual import Primal, attention, mechanism
+from primaldual.dual.cost import count
+from primaldual.ops import UnsupportedError, plan, ragged, ragged_launch, ragged_ops
+from primaldual.primal import Exponential, KernelSum, Sparse
+from support.battery import HEADS, PRIMALS
+from support.ragged import check, kept, replayed
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
+# numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
+)
+DTYPES = [torch.float32, torch.float16]
+
+TAKEN = [
+    name
+    for name, primal in PRIMALS.items()
+    if isinstance(primal.features, Exponential)
+    and isinstance(primal.normalizer, KernelSum)
+    and not isinstance(primal.training_set, Sparse)
+]
+NOT_CAUSAL = ("sh-prefix", "bn-then-rms", "bn-full", "bn-full+sh")  # refused: see the errors below
+CAUSAL = [name for name in TAKEN if not PRIMALS[name].causal_refusal(HEADS) and name not in NOT_CAUSAL]
+UNSORTED = mechanism("bn+sh", learnable=True, scales=(4, 1, 2, 1))
+TWO = mechanism("bn+sh", scales=(2, 1))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
+def test_the_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
+    child = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+
+
+def tensors(shape=(20, 20, 8, 8), heads: int = 4, batch: int = 1, dtype=torch.float32) -> list:
+    L, S, D, C = shape
+    return [torch.randn(batch, heads, n, d, dtype=dtype) for n, d in ((L, D), (S, D), (S, C))]
+
+
+@interpreted
+@pytest.mark.parametrize("name", TAKEN)
+def test_every_softmax_mechanism_equals_the_reference(name: str) -> None:
+    length = 16 if name == "conv2d" else 37
+    check(PRIMALS[name], (length, length, 8, 5), torch.float32, heads=HEADS)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["softmax", "bn-full+sh", "bn-learned", "sh-uneven", "sh-prefix"])
+def test_padding_in_float16(name: str) -> None:
+    batch = 2 if name == "softmax" else 1  # one of two has nothing to see
+    check(PRIMALS[name], (37, 37, 8, 5), torch.float16, heads=HEADS, mask="padding", batch=batch)
+
+
+@interpreted
+@pytest.mark.parametrize("name", CAUSAL)
+def test_every_causal_form_equals_the_reference(name: str) -> None:
+    check(PRIMALS[name], (19, 19, 8, 5), torch.float32, heads=HEADS, mask="padding", is_causal=True)
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("name", ["softmax", "sh-uneven", "bn-learned"])
+def test_a_bias_on_keys_and_unequal_lengths(name: str, is_causal: bool) -> None:
+    for shape, dtype in (((9, 21, 8, 8), torch.float32), ((21, 9, 8, 8), torch.float16)):
+        check(PRIMALS[name], shape, dtype, heads=HEADS, mask="bias", is_causal=is_causal)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 1, 8, 8), torch.float32),
+        ((17, 17, 16, 24), torch.float32),
+        ((127, 127, 20, 9), torch.float32),
+        ((129, 129, 64, 64), torch.float32),
+        ((17, 40, 128, 128), torch.float32),
+        ((129, 17, 16, 16), torch.float16),
+        ((17, 140, 16, 1), torch.float16),
+    ],
+    ids=str,
+)
+def test_odd_lengths_and_dimensions(shape: tuple, dtype: torch.dtype) -> None:
+    check(UNSORTED, shape, dtype, heads=4)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scales", [(1, 1), (4, 1)], ids=str)
+def test_a_causal_sequence_of_several_blocks(scales: tuple, dtype: torch.dtype) -> None:
+    check(mechanism("sh", scales=scales), (129, 129, 16, 16), dtype, heads=2, is_causal=True)
+
+
+@interpreted
+@pytest.mark.parametrize("mask", ["none", "padding"])
+def test_windows_longer_than_a_block(mask: str) -> None:
+    check(mechanism("bn+sh", scales=(100, 1, 200)), (17, 150, 8, 8), torch.float32, heads=3, mask=mask)
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("primal", [UNSORTED, PRIMALS["softmax"], PRIMALS["bn"]], ids=["bn+sh", "softmax", "bn"])
+def test_any_strides(primal: Primal, is_causal: bool) -> None:
+    straight = tensors()
+    q, k, v = straight
+    strided = (
+        q.transpose(1, 2).contiguous().transpose(1, 2),
+        torch.stack([k, k], dim=-1).flatten(-2)[..., ::2],
+        torch.cat([v, v], dim=2)[:, :, 20:],
+    )
+    results = []
+    for qkv in (straight, strided):
+        out = attention(*(x.requires_grad_() for x in qkv), primal, is_causal=is_causal, impl="ragged")
+        up = torch.ones(out.shape) if qkv is straight else torch.ones(()).expand_as(out)
+        results.append((out, *torch.autograd.grad(out, qkv, up)))
+    for mine, other in zip(*results, strict=True):  # sums over tokens can have another order
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
+
+
+@interpreted
+def test_keys_that_a_batch_shares() -> None:
+    q, k, v = tensors(heads=2, batch=2)
+    k, v = k[:1].requires_grad_(), v[:1].requires_grad_()
+    shared, copied = (
+        attention(q, *pair, TWO, impl="ragged")
+        for pair in ((k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1)), (k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)))
+    )
+    assert torch.equal(shared, copied)
+    grads = [torch.autograd.grad(out.square().sum(), (k, v)) for out in (shared, copied)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@interpreted
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("shape", [(3, 5, 8, 8), (0, 3, 8, 8), (3, 0, 8, 8)], ids=["batch", "queries", "keys"])
+def test_nothing_in_gives_nothing_or_zeros(shape: tuple, is_causal: bool) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(shape, batch=0 if all(shape) else 2))
+    beta = torch.ones(4, requires_grad=True)
+    out = attention(q, k, v, UNSORTED, is_causal=is_causal, parameters={"beta": beta}, impl="ragged")
+    assert out.shape == (*q.shape[:3], shape[3])
+    assert not out.any()
+    assert not any(g.any() for g in torch.autograd.grad(out.sum(), (q, k, v, beta)))
+
+
+@interpreted
+def test_the_log_sum_exp() -> None:
+    q, k, v = tensors((9, 12, 8, 8), heads=2)
+    _, lse, *_ = ragged_ops.tokens_op(q, k, v, torch.tensor([1.0, 0.5]), [3, 1], False, 0.0, None)
+    for head, (keys, beta) in enumerate(((k[0, 0].view(4, 3, 8).mean(1), 1.0), (k[0, 1], 0.5))):
+        scores = (q[0, head] - beta * keys.mean(0)) @ keys.T / 8**0.5
+        torch.testing.assert_close(lse[0, head], scores.logsumexp(-1))
+
+
+@interpreted
+def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
+    q, k, v = tensors((3, 4, 8, 8), heads=1)
+    bias = torch.full((1, 1, 4), -torch.inf)
+    layout = [ragged_launch.Layout(0, 4, 1, 0, 32, 8, 0, 32, 8)]
+    out, lse = ragged_ops.attend_points(q, k.flatten(), v.flatten(), layout, 8, bias=bias)
+    assert (lse == -torch.inf).all()
+    assert not out.any()
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("primal", "p", "others"),
+    [
+        (UNSORTED, 0.1, {}),
+        (mechanism("sh", scales=(3, 1, 1, 2)), 0.6, {"batch": 2}),
+        (PRIMALS["softmax"], 0.3, {"is_causal": True}),
+        (UNSORTED, 0.3, {"is_causal": True}),
+        (UNSORTED, 0.3, {"mask": "bias"}),
+    ],
+    ids=["bn+sh", "sh", "causal", "bn+sh causal", "bn+sh bias"],
+)
+def test_dropout_drops_what_the_hash_says(primal: Primal, p: float, others: dict) -> None:
+    with replayed(primal, 4, -123456789, others.get("is_causal", False)):
+        check(primal, (37, 37, 16, 16), torch.float32, heads=4, dropout_p=p, **others)
+
+
+@interpreted
+def test_dropout_over_several_blocks() -> None:
+    primal = mechanism("sh", scales=(1, 2))
+    with replayed(primal, 2, 7):
+        check(primal, (140, 140, 16, 16), torch.float16, heads=2, dropout_p=0.3)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("seed", [0, 1, -5, 2**31 - 1])
+def test_what_dropout_keeps_looks_independent(seed: int, p: float) -> None:
+    """Rates, and products over pairs and 2×2 squares, are within five standard deviations of independent ones."""
+    B, H, L, W = 2, 3, 128, 256
+    x = kept(seed, B, range(H), H, torch.arange(W).expand(L, -1), p).double() - (1 - p)
+    variance = p * (1 - p)
+    pairs = {
+        "columns": x[..., 1:] * x[..., :-1],
+        "far columns": x[..., 64:] * x[..., :-64],
+        "rows": x[:, :, 1:] * x[:, :, :-1],
+        "heads": x[:, 1:] * x[:, :-1],
+        "batches": x[1:] * x[:-1],
+    }
+    squares = {f"squares {d}": pairs["columns"][:, :, d:] * pairs["columns"][:, :, :-d] for d in (1, 2, 16)}
+    squares["far squares"] = pairs["far columns"][:, :, 8:] * pairs["far columns"][:, :, :-8]
+    squares["squares of heads"] = pairs["columns"][:, 1:] * pairs["columns"][:, :-1]
+    for power, products in enumerate(({"rate": x}, pairs, squares)):
+        for what, product in products.items():
+            deviation = (variance ** (2**power) / product.numel()) ** 0.5
+            assert product.mean().abs() < 5 * deviation, what
+    of_rows, of_columns = x.mean(-1).square().mean() * W, x.mean(-2).square().mean() * L
+    for spread, trials in ((of_rows, B * H * L), (of_columns, B * H * W)):  # rows and columns have no rate of their own
+        assert abs(spread / variance - 1) < 5 * (2 / trials) ** 0.5 + 0.02
+
+
+def test_seeds_drop_different_weights() -> None:
+    columns = torch.arange(200).expand(200, -1)
+    masks = torch.stack([kept(seed, 1, [0], 1, columns, 0.5) for seed in (0, 1, 2, -1, 2**31 - 1)]).flatten(1)
+    agree = (masks[:, None] == masks[None]).double().mean(-1)
+    off = agree[~torch.eye(5, dtype=torch.bool)]
+    assert (off - 0.5).abs().max() < 5 * 0.5 / 200
+
+
+@interpreted
+def test_dropout_follows_torch_s_generator() -> None:
+    q, k, v = tensors(heads=2)
+
+    def drop(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return torch.stack([attention(q, k, v, TWO, dropout_p=0.5, impl="ragged") for _ in range(2)])
+
+    first, again, other = drop(1), drop(1), drop(2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first, other)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("scales", [[1], [2]], ids=str)
+def test_opcheck_of_tokens(scales: list) -> None:
+    q, k, v = tensors((5, 5, 8, 4), heads=1)
+    beta, seed = torch.rand(1), torch.tensor([3], dtype=torch.int32)
+    inputs = (q, k, v, beta)
+    out, *rest = ragged_ops.tokens_op(*inputs, scales, False, 0.5, seed)
+    torch.library.opcheck(ragged_ops._tokens_backward_op, (out, *inputs, out, *rest, scales, False, 0.5, seed))
+    torch.library.opcheck(ragged_ops.tokens_op, (*(x.requires_grad_() for x in inputs), scales, False, 0.5, seed))
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_opcheck_of_points() -> None:
+    q, k, v = tensors((5, 5, 8, 4), heads=1)
+    keys, values, own_k, own_v = (x.clone() for x in (k[:, :, :2].flatten(), v[:, :, :2].flatten(), k, v))
+    layout, shift, bias = [0, 2, 2, 0, 16, 8, 0, 8, 4], torch.rand(1, 1, 8), torch.rand(1, 1, 2)
+    own = (own_k, own_v, torch.rand(1, 1, 5))
+    out, lse = ragged_ops.points_op(q, keys, values, layout, 4, shift, bias, *own, True, 0.0, None)
+    rest = (shift, bias, *own, True, 0.0, None)
+    torch.library.opcheck(ragged_ops._points_backward_op, (out, q, keys, values, out, lse, layout, *rest))
+    for x in (q, keys, values, shift, own_k, own_v):
+        x.requires_grad_()
+    torch.library.opcheck(ragged_ops.points_op, (q, keys, values, layout, 4, *rest))
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("learnable", "is_causal"), [(False, False), (True, False), (True, True)], ids=["constant", "learned", "points"]
+)
+def test_compiles_into_one_graph(learnable: bool, is_causal: bool) -> None:
+    primal = mechanism("bn+sh", scales=(2, 1), learnable=learnable)
+    learned = {name: x.requires_grad_() for name, x in primal.learned(2, 8).items()}
+    qkv = [x.requires_grad_() for x in tensors((7, 7, 8, 8), heads=2)]
+
+    def attend(q, k, v, learned):
+        return attention(q, k, v, primal, is_causal=is_causal, parameters=learned, impl="ragged")
+
+    results = []
+    for call in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+        out = call(*qkv, learned)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [*qkv, *learned.values()])))
+    for mine, other in zip(*results, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("mask", [False, True], ids=["tokens", "points"])
+def test_operations_are_counted(mask: bool) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors((20, 30, 8, 8), batch=2))
+    padding = torch.zeros(2, 30, dtype=torch.bool) if mask else None
+    with FlopCounterMode(display=False) as forward:
+        out = attention(q, k, v, UNSORTED, key_padding_mask=padding, impl="ragged")
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(out.sum(), (q, k, v))
+    expected = 2 * count(UNSORTED, queries=20, keys=30, heads=4, head_dim=8, rewritten=True).attention
+    assert forward.get_total_flops() == expected
+    assert backward.get_total_flops() == 2.5 * expected
+
+
+@interpreted
+def test_a_causal_query_s_own_window_is_counted() -> None:
+    q, k, v = tensors((20, 20, 8, 8))
+    with FlopCounterMode(display=False) as counter:
+        attention(q, k, v, UNSORTED, is_causal=True, impl="ragged")
+    assert counter.get_total_flops() == 2 * 20 * (5 + 20 + 10 + 20 + 2) * (8 + 8)
+
+
+q = torch.randn(1, 4, 6, 8)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("call", "kind", "says"),
+    [
+        (lambda: attention(*tensors((6, 6, 136, 8)), "bn", impl="ragged"), UnsupportedError, r"up to 128, not 136"),
+        (lambda: attention(*tensors((6, 6, 8, 136)), "bn", impl="ragged"), UnsupportedError, r"up to 128, not 136"),
+        (lambda: attention(*[q.double()] * 3, "bn", impl="ragged"), UnsupportedError, r"takes float32.*not float64"),
+        (lambda: attention(*[q.int()] * 3, "bn", impl="ragged"), ValueError, r"floating point, got torch.int32"),
+        (
+            lambda: attention(q, q, q, mechanism("sh", scales=(1, 2, 4)), impl="ragged"),
+            ValueError,
+            r"3 scales \(1, 2, 4\) for 4 heads",
+        ),
+        (lambda: attention(q, q, q, "linear", impl="ragged"), UnsupportedError, r"the ragged kernel has the exp"),
+        (lambda: attention(q, q, q, "sparse", impl="ragged"), UnsupportedError, r"sparse.*'\w+' can"),
+        (lambda: attention(q, q, q, "bn", impl="ragged", need_weights=True), UnsupportedError, r"'reference' can"),
+        (
+            lambda: attention(q, q, q, "bn", impl="ragged", attn_mask=torch.zeros(6, 6)),
+            UnsupportedError,
+            r"every query its own keys",
+        ),
+        (
+            lambda: attention(q, q, q, mechanism("sh", prefix=2), impl="ragged", is_causal=True),
+            UnsupportedError,
+            r"unpooled prefix",
+        ),
+        (
+            lambda: attention(q, q, q, "bn", impl="ragged", key_padding_mask=torch.zeros(1, 6, requires_grad=True)),
+            UnsupportedError,
+            r"no gradient for a bias",
+        ),
+        (lambda: attention(q, q, q, PRIMALS["bn-then-rms"], impl="ragged", is_causal=True), UnsupportedError, "last"),
+        (
+            lambda: attention(q, q, q, PRIMALS["bn-full"], impl="ragged", is_causal=True),
+            UnsupportedError,
+            r"magnifies what does not cancel",
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_in_place_of_wrong_numbers(call, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        call()
+
+
+@interpreted
+def test_a_bias_that_is_pooled_with_a_learned_kernel_is_refused() -> None:
+    """The kernel's gradient would have a share from the bias."""
+    primal = mechanism("sh", how="conv", scales=(1, 2, 2, 1))
+    learned = {n: x.requires_grad_() for n, x in primal.learned(4, 8).items()}
+    with pytest.raises(UnsupportedError, match="no gradient for a bias"):
+        attention(q, q, q, primal, key_padding_mask=torch.ones(1, 6), parameters=learned, impl="ragged")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter runs on a CPU")
+def test_a_cpu_is_refused_by_name_and_passed_over_by_auto() -> None:
+    with pytest.raises(UnsupportedError, match=r"runs on a CUDA device, not on cpu; impl='sdpa' can"):
+        attention(q, q, q, "bn+sh", impl="ragged")
+    chosen = plan(q, q, q, "bn+sh")
+    assert chosen.impl == "sdpa"
+    assert "runs on a CUDA device" in dict(chosen.candidates)["ragged"]
+
+
+@interpreted
+def test_where_triton_is_not_installed(monkeypatch) -> None:
+    monkeypatch.setattr(ragged_launch, "_TRITON", False)
+    monkeypatch.setattr(ragged, "interpreted", lambda: True)  # a device that could
+    with pytest.raises(UnsupportedError, match=r"Triton is not installed; impl='sdpa' can"):
+        attention(q, q, q, "bn+sh", impl="ragged")
+    assert plan(q, q, q, "bn+sh").impl == "sdpa"
+    assert attention(q, q, q, "bn+sh").shape == q.shape

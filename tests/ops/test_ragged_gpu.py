@@ -1,0 +1,163 @@
+"""The ragged kernels on a CUDA device: every dtype, long sequences, captured and compiled."""
+
+import pytest
+import torch
+
+from primaldual import Primal, attention, mechanism
+from support.ragged import captured, check, replayed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+LENGTHS = (1, 17, 127, 129, 1000, 4097)
+UNSORTED = mechanism("bn+sh", learnable=True, scales=(4, 1, 2, 1))
+SOFTMAX = mechanism("softmax")
+HEADS = 4
+CUDA = {"heads": HEADS, "device": "cuda"}
+# kernels are compiled for a dtype and a kind of length (1, one block, several): a few of each tell
+DTYPES = [(torch.bfloat16, n) for n in LENGTHS]
+DTYPES += [(torch.float32, n) for n in LENGTHS]
+DTYPES += [(torch.float16, n) for n in (129, 4097)]
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    """Of float32 products, in the reference too."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def tensors(length: int = 129, dim: int = 16, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    return [torch.randn(2, HEADS, length, dim, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize(("dtype", "length"), DTYPES, ids=lambda x: str(x).removeprefix("torch."))
+def test_odd_lengths(dtype: torch.dtype, length: int) -> None:
+    check(UNSORTED, (length, length, 16, 16), dtype, **CUDA)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+def test_masks(is_causal: bool, dtype: torch.dtype) -> None:
+    for mask in ("padding", "bias"):
+        for shape in ((129, 129, 16, 16), (127, 1000, 16, 16), (1000, 127, 16, 16)):
+            check(UNSORTED, shape, dtype, mask=mask, is_causal=is_causal, batch=2, **CUDA)
+
+
+@pytest.mark.parametrize("primal", [SOFTMAX, UNSORTED], ids=["softmax", "bn+sh"])
+def test_long_causal_sequences(primal: Primal) -> None:
+    check(primal, (1000, 1000, 16, 16), torch.bfloat16, is_causal=True, **CUDA)
+    # the reference holds a training set for every causal query
+    check(primal, (4097, 4097, 16, 16), torch.bfloat16, is_causal=True, dense="sdpa", **CUDA)
+
+
+@pytest.mark.parametrize("shape", [(129, 129, 64, 64), (129, 127, 128, 128), (127, 129, 24, 40)], ids=str)
+def test_head_dimensions(shape: tuple[int, int, int, int]) -> None:
+    check(UNSORTED, shape, torch.bfloat16, **CUDA)
+
+
+def test_float32_products_may_be_rounded_to_tf32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+    check(UNSORTED, (1000, 1000, 16, 16), torch.float32, eps=2.0**-10, **CUDA)
+
+
+@pytest.mark.parametrize(
+    ("primal", "p", "others"),
+    [(UNSORTED, 0.1, {}), (UNSORTED, 0.6, {"is_causal": True}), (SOFTMAX, 0.1, {"mask": "padding", "batch": 2})],
+    ids=["tokens", "causal", "padding"],
+)
+def test_dropout_drops_what_the_hash_says(primal: Primal, p: float, others: dict) -> None:
+    with replayed(primal, HEADS, -123456789, others.get("is_causal", False)):
+        for length in (129, 1000):
+            check(primal, (length, length, 16, 16), torch.bfloat16, dropout_p=p, **others, **CUDA)
+
+
+def test_any_strides() -> None:
+    packed = torch.randn(2, 129, 3, HEADS, 16, device="cuda", dtype=torch.bfloat16)
+    views = [x.detach().requires_grad_() for x in packed.permute(2, 0, 3, 1, 4)]
+    copies = [x.detach().contiguous().requires_grad_() for x in views]
+    for is_causal in (False, True):
+        results = []
+        for qkv in (views, copies):
+            out = attention(*qkv, UNSORTED, is_causal=is_causal, impl="ragged")
+            results.append((out, *torch.autograd.grad(out.sum(), qkv)))  # an expanded gradient
+        for mine, other in zip(*results, strict=True):
+            torch.testing.assert_close(mine, other, rtol=0.02, atol=0.02)
+
+
+def test_an_empty_batch() -> None:
+    q, k, v = (x[:0] for x in tensors())
+    out = attention(q, k, v, UNSORTED, impl="ragged")
+    assert out.shape == (0, HEADS, 129, 16)
+    assert all(g.shape == out.shape for g in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+def test_a_captured_step_equals_the_eager_one(is_causal: bool) -> None:
+    qkv = tensors()
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = attention(*qkv, UNSORTED, is_causal=is_causal, impl="ragged")
+        return out, *torch.autograd.grad(out.float().square().sum(), qkv)
+
+    graph, results = captured(step)
+    with torch.no_grad():
+        for x in qkv:
+            x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(results, step(), strict=True))
+
+
+def test_every_replay_drops_other_weights() -> None:
+    qkv, p, replays = tensors(), 0.1, 400
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = attention(*qkv, UNSORTED, dropout_p=p, impl="ragged")
+        return out, *torch.autograd.grad(out.float().square().sum(), qkv)
+
+    graph, (out, *gradients) = captured(step)
+    outs = []
+    for _ in range(replays):
+        graph.replay()
+        outs.append(out.double())
+        assert all(x.isfinite().all() for x in (out, *gradients))
+    outs = torch.stack(outs)
+    assert len({float(x.sum()) for x in outs}) == replays
+    exact = attention(*qkv, UNSORTED, impl="ragged").double()
+    bound = 6 * outs.std(0) / replays**0.5 + torch.finfo(out.dtype).eps * exact.abs().clamp(min=1)
+    assert ((outs.mean(0) - exact).abs() < bound).all()
+
+
+def test_compiles_into_one_graph_with_inductor() -> None:
+    leaves = [*tensors(), torch.rand(HEADS, device="cuda", requires_grad=True)]
+    hidden = torch.rand(2, 129, device="cuda") < 0.3
+
+    def attend(q, k, v, beta):
+        both = attention(q, k, v, UNSORTED, parameters={"beta": beta}, impl="ragged")
+        return both + attention(q, k, v, UNSORTED, parameters={"beta": beta}, key_padding_mask=hidden, impl="ragged")
+
+    results = []
+    for call in (attend, torch.compile(attend, fullgraph=True)):
+        out = call(*leaves)
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
+    for mine, other in zip(*results, strict=True):  # the compiler rounds in other places
+        scale = float(mine.abs().max().clamp(min=1))
+        torch.testing.assert_close(other, mine, rtol=0, atol=8 * torch.finfo(torch.bfloat16).eps * scale)
+
+
+@pytest.mark.parametrize("others", [{}, {"is_causal": True}, {"padded": True}], ids=["plain", "causal", "padded"])
+def test_autocast_changes_nothing_for_bfloat16_inputs(others: dict) -> None:
+    """Its sums would be float32, also those of pooling: the kernels take one dtype."""
+    qkv, is_causal = tensors(), others.get("is_causal", False)
+    hidden = torch.rand(2, 129, device="cuda") < 0.3 if others.get("padded") else None
+    results = []
+    for enabled in (False, True):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):
+            out = attention(*qkv, UNSORTED, is_causal=is_causal, key_padding_mask=hidden, impl="ragged")
+        assert out.dtype == torch.bfloat16
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), qkv)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
