@@ -11,7 +11,7 @@ from torch.nn.functional import linear, pad
 from ..ops import EXECUTORS, CausalFormError, attention
 from ..ops.problem import check_padding
 from ..primal import Primal, as_primal
-from . import pooled
+from . import pooled, recentred
 from .projection import ConvProjection, DepthwiseConv
 
 
@@ -194,6 +194,11 @@ class MultiheadAttention(nn.Module):
         parameters = dict(self.learned.items()) | {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
         if pooled.applies(self, need_weights, mask, is_causal):
             return pooled.attend(self, x, key, value, padding, p, parameters), None
+        if x is key and key is value and recentred.applies(self, x, mask, is_causal, need_weights):
+            q, k, v = recentred.project(self, x, padding)
+            out = attention(q, k, v, Primal(), key_padding_mask=padding, dropout_p=p, impl=self.impl)
+            assert isinstance(out, Tensor)
+            return out, None
         q, k, v = self._project(x, key, value, padding, is_causal)
         k, v, padding, mask, is_causal = self._append(k, v, padding, mask, is_causal, x.shape[1])
         result = attention(

@@ -1,25 +1,34 @@
 """Scaled heads inside a layer: inputs are pooled before the key and value projections (Remark downsample-x).
 
-A head pooled by s projects N/s tokens instead of N, and from there on it is an ordinary head over fewer keys.
+A head pooled by s projects N/s tokens instead of N, and from there on it is an ordinary head over fewer keys. Softmax
+heads in self-attention without padding, re-centred or not, have their projections in `grouped`, and attend all at once.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from ..dual import GroupHeadsByScale, PoolBeforeProjection
-from ..ops import attention
+from ..ops import attention, parallel, ragged_launch
 from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
-from ..primal import AllKeys, Pooled
+from ..ops.ragged import MAX_HEAD_DIM
+from ..primal import AllKeys, Exponential, KernelSum, Pooled, Primal
+from . import grouped
+from .grouped import Apart, Groups
+from .launching import launches
+from .recentred import as_linear, beta_of, plain, recenter_of
 
 if TYPE_CHECKING:
     from .multihead import MultiheadAttention
+
+LONG = 2048  # tokens from which on cuDNN's kernels, one stream per scale, are faster than one launch of ours
 
 
 def applies(layer: MultiheadAttention, need_weights: bool, mask: Tensor | None, is_causal: bool) -> bool:
@@ -41,6 +50,8 @@ def attend(
     """Head outputs [N, heads, L, head_dim]."""
     pooling = layer.primal.training_set
     assert isinstance(pooling, Pooled)
+    if x is key and key is value and padding is None and _softmax_heads(layer) and plain(layer, x):
+        return _attend_grouped(layer, x, pooling, dropout_p)
     primal = replace(layer.primal, training_set=AllKeys(), residual=False)
     per_head = {name for map_ in primal.inputs for name in map_.per_head}
     queries = layer.split(linear(x, *layer.weights_of("q")))
@@ -57,6 +68,96 @@ def attend(
         assert isinstance(out, Tensor)
         outputs.append(out)
     return in_order(outputs, [heads for _, heads in groups])
+
+
+def _softmax_heads(layer: MultiheadAttention) -> bool:
+    """Softmax heads over windows of tokens, re-centred or as they are."""
+    p = layer.primal
+    softmax = isinstance(p.features, Exponential) and isinstance(p.normalizer, KernelSum)
+    pooling = p.training_set
+    assert isinstance(pooling, Pooled)
+    return softmax and (not p.inputs or recenter_of(layer) is not None) and not (pooling.grid or pooling.prefix)
+
+
+def how(impl: str, q: Tensor, groups: Groups) -> str:
+    """Which way heads of several lengths attend: "parallel", "ragged", or group by group, "apart".
+
+    cuDNN's kernels hold more memory beside the result than ours do, so they are for training.
+    """
+    in_line = [h for _, heads in groups.groups for h in heads] == list(range(groups.heads))
+    whole = all(groups.tokens % scale == 0 for scale, _ in groups.groups)
+    long = groups.tokens >= LONG and torch.is_grad_enabled()
+    if impl == "auto" and long and in_line and whole and parallel.usable(q, q, q):
+        return "parallel"
+    watched = torch._C._len_torch_dispatch_stack() > 0  # a FLOP counter sees operators, and no launches
+    if impl in ("auto", "ragged") and launches(q) and q.shape[-1] <= MAX_HEAD_DIM and not watched:
+        return "ragged"
+    return "apart"
+
+
+def _attend_grouped(layer: MultiheadAttention, x: Tensor, pooling: Pooled, dropout_p: float) -> Tensor:
+    assert layer.in_proj_weight is not None
+    x, weight, bias = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
+    scaled = GroupHeadsByScale.groups(pooling.head_scales(layer.num_heads))
+    groups = Groups(scaled, x.shape[0], x.shape[1], layer.num_heads, layer.head_dim)
+    recentred = bool(layer.primal.inputs)
+    number, beta = beta_of(layer) if recentred else (0.0, None)
+    q, flat, shift = grouped.project(x, weight, bias, groups, recentred, number, beta)
+    way = how(layer.impl, q, groups)
+    if way == "ragged":
+        return _Ragged.apply(q, flat, shift, groups, dropout_p)
+    points = Apart.apply(flat, groups)
+    keys, values = list(points[::2]), list(points[1::2])
+    if way == "parallel":
+        return parallel.attend(q, keys, values, shift, dropout_p)
+    q = q if shift is None else (q - shift.unsqueeze(2)).to(q.dtype)
+    heads_of = [heads for _, heads in scaled]
+    outputs = []
+    for heads, k, v in zip(heads_of, keys, values, strict=True):
+        out = attention(pick(q, 1, heads), k, v, Primal(), dropout_p=dropout_p, impl=layer.impl)
+        assert isinstance(out, Tensor)
+        outputs.append(out)
+    return in_order(outputs, heads_of)
+
+
+class _Ragged(torch.autograd.Function):
+    """Heads of every length in one launch; keys and values are in one buffer, and so are their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, flat: Tensor, shift: Tensor | None, groups: Groups, dropout_p: float) -> Tensor:
+        seed = None
+        if dropout_p:  # drawn on the device, so that a replayed CUDA graph drops other weights each time
+            seed = torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=q.device)
+        call = ragged_launch.Call(_layout(groups), shift, dropout_p=dropout_p, seed=seed)
+        out, lse = ragged_launch.forward(q, flat, flat, groups.head_dim, call)
+        ctx.save_for_backward(q, flat, shift, out, lse, seed)
+        ctx.settings = groups, dropout_p
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, flat, shift, out, lse, seed = ctx.saved_tensors
+        groups, dropout_p = ctx.settings
+        call = ragged_launch.Call(_layout(groups), shift, dropout_p=dropout_p, seed=seed)
+        dflat = torch.empty_like(flat)
+        found = ragged_launch.backward(grad, q, flat, flat, out, lse, call, dflat, dflat, 0)
+        return found.q, dflat, found.shift, None, None
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(groups: Groups) -> tuple[int, ...]:
+    """Where each head's keys and values are in the flat buffer, longest heads first."""
+    numbers: list[int] = []
+    offset, D = 0, groups.head_dim
+    sizes = zip(groups.groups, groups.windows, groups.widths, groups.sizes, strict=True)
+    for (scale, heads), windows, width, size in sizes:
+        for place, head in enumerate(heads):
+            of_keys = offset + place * D
+            of_values = of_keys + width // 2
+            numbers += [head, windows, scale, of_keys, windows * width, width, of_values, windows * width, width]
+        offset += size
+    return tuple(numbers)
 
 
 def _pool(x: Tensor, padding: Tensor | None, pooling: Pooled, scale: int) -> tuple[Tensor, Tensor | None]:

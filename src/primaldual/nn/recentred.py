@@ -1,0 +1,192 @@
+"""Attention-BN inside a layer: queries come out of the projection already re-centred.
+
+Under softmax the key side of x ↦ x − βμ cancels (`RowConstantsCancel`), so what is left is softmax attention with
+q − βμ. On the way back Σ_i dq_i, which the bias needs anyway, is the gradient of −βμ; and since μ is the mean of the
+projected keys, adding its share to every dk makes the two matrix products of a plain projection give everything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.functional import linear
+
+from ..ops.ragged_launch import in_rows
+from ..primal import AllKeys, Exponential, KernelSum, Recenter
+from .launching import launch, launches, power
+
+if TYPE_CHECKING:
+    from .multihead import MultiheadAttention
+
+CHUNK = 512  # tokens whose sum one program takes
+WHOLE = 1024  # up to so many tokens one launch does it all
+
+
+def applies(layer: MultiheadAttention, x: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool) -> bool:
+    """Self-attention of heads that are re-centred and nothing else, where every query sees the same keys."""
+    return (
+        not (torch.compiler.is_compiling() or need_weights or is_causal) and mask is None
+        and isinstance(layer.primal.training_set, AllKeys)
+        and recenter_of(layer) is not None
+        and plain(layer, x)
+    )  # fmt: skip
+
+
+def recenter_of(layer: MultiheadAttention) -> Recenter | None:
+    """The re-centring of softmax heads that have no other input map."""
+    p = layer.primal
+    softmax = isinstance(p.features, Exponential) and isinstance(p.normalizer, KernelSum)
+    only = p.inputs[0] if softmax and len(p.inputs) == 1 else None
+    return only if isinstance(only, Recenter) else None
+
+
+def plain(layer: MultiheadAttention, x: Tensor) -> bool:
+    """Whether the projections are torch's packed ones, in a call that nothing but autograd looks at."""
+    return (
+        not torch.compiler.is_compiling()
+        and layer.impl != "reference"
+        and layer.in_proj_weight is not None and not layer.shared and layer.convolutions is None
+        and x.numel() > 0 and not x.is_meta
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )  # fmt: skip
+
+
+def project(layer: MultiheadAttention, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Re-centred queries, keys and values [N, heads, L, head_dim] of inputs [N, L, E]."""
+    assert layer.in_proj_weight is not None
+    x, weight, bias = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
+    number, learned = beta_of(layer)
+    share = None
+    if padding is not None:
+        seen = padding.logical_not() if padding.dtype == torch.bool else padding != -torch.inf
+        share = seen.to(wide(x)) / seen.sum(1, keepdim=True).clamp(min=1)
+    return _Recentred.apply(x, weight, bias, learned, share, number, layer.num_heads)
+
+
+def beta_of(layer: MultiheadAttention) -> tuple[float, Tensor | None]:
+    """β as a number, or as what is learned [heads]."""
+    map_ = recenter_of(layer)
+    assert map_ is not None
+    return float(map_.beta), layer.learned["beta"] if map_.learnable else None
+
+
+def as_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cast as `torch.nn.functional.linear` does under autocast."""
+    kind = x.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(kind)
+
+    def cast(t: Tensor) -> Tensor:
+        return t if t.dtype == torch.float64 else t.to(dtype)
+
+    return cast(x), cast(weight), None if bias is None else cast(bias)
+
+
+def wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+class _Recentred(torch.autograd.Function):
+    """x ↦ q − βμ, k, v: views of one buffer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, share: Tensor | None,
+        number: float, heads: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        B, N, E = x.shape
+        x = x.contiguous()
+        q, k, v = linear(x, weight, bias).view(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4).unbind(0)
+        mean = _recentre(q, k, share, beta, number)
+        ctx.save_for_backward(x, weight, beta, share, None if beta is None else mean)
+        ctx.settings = number, None if bias is None else bias.dtype
+        return q, k, v
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, beta, share, mean = ctx.saved_tensors
+        number, bias_dtype = ctx.settings
+        dqkv, sums = _assemble(dq, dk, dv, share, beta, number)
+        dx = (dqkv @ weight).view_as(x) if ctx.needs_input_grad[0] else None
+        dweight = dqkv.T @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None
+        dbias = total(sums.flatten(2), bias_dtype) if ctx.needs_input_grad[2] else None
+        dbeta = None
+        if beta is not None and ctx.needs_input_grad[3]:
+            dbeta = -(sums[:, :, 0].sum(1) * mean).sum((0, 2)).to(beta.dtype)
+        return dx, dweight, dbias, dbeta, None, None, None
+
+
+def _chunks(tokens: int) -> tuple[int, int, tuple[int, ...]]:
+    """Tokens of a chunk, the number of chunks, and the phases of the work."""
+    if tokens <= WHOLE:
+        return tokens, 1, (0,)
+    return CHUNK, -(-tokens // CHUNK), (1, 2)
+
+
+def _block(dim: int) -> int:
+    """Columns of a block: as few as fill a memory transaction."""
+    return min(32, max(16, power(dim)))
+
+
+def _recentre(q: Tensor, k: Tensor, share: Tensor | None, beta: Tensor | None, number: float) -> Tensor:
+    """Take βμ off the queries, in place; μ [B, H, D]."""
+    B, H, N, D = q.shape
+    if not launches(q):
+        if share is None:
+            mean = k.mean(2, dtype=wide(k))
+        else:
+            share = share[:, None, :, None]
+            mean = (k * share).where(share > 0, 0.0).sum(2)
+        q -= (mean * (number if beta is None else beta[:, None])).unsqueeze(2)
+        return mean
+    chunk, chunks, phases = _chunks(N)
+    mean = q.new_empty(B, H, D, dtype=torch.float32)
+    sums = q.new_empty(B, chunks, H, D, dtype=torch.float32) if chunks > 1 else None
+    block = _block(D)
+    for phase in phases:
+        launch(
+            "recentre", (chunks, H * -(-D // block), B), (q, k, share, beta, sums, mean),
+            (*q.stride()[:3], H, N, number, chunk, chunks, D, 128, block, share is not None, beta is not None, phase),
+        )  # fmt: skip
+    return mean
+
+
+def _assemble(
+    dq: Tensor, dk: Tensor, dv: Tensor, share: Tensor | None, beta: Tensor | None, number: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients [B·N, 3E] of the projected tokens, and their sums [B, chunks, 3, H, D] over the tokens of a chunk."""
+    B, H, N, D = dq.shape
+    out = dq.new_empty(B * N, 3 * H * D)
+    if not launches(dq):
+        parts = out.view(B, N, 3, H, D).permute(2, 0, 3, 1, 4)
+        dmean = -dq.sum(2, keepdim=True, dtype=wide(dq)) * (number if beta is None else beta[:, None, None])
+        parts[0], parts[2] = dq, dv
+        parts[1] = dk + dmean * (1 / N if share is None else share[:, None, :, None])
+        return out, parts.sum(3, dtype=wide(dq)).transpose(0, 1).unsqueeze(1)
+    dq, dk, dv = (in_rows(x) for x in (dq, dk, dv))
+    chunk, chunks, phases = _chunks(N)
+    sums = dq.new_empty(B, chunks, 3, H, D, dtype=torch.float32)
+    block = _block(D)
+    for phase in phases:
+        launch(
+            "assemble", (chunks, H * -(-D // block), B), (dq, dk, dv, share, beta, out, sums),
+            (*dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N, number, chunk, chunks, D, 128, block,
+             share is not None, beta is not None, phase),
+        )  # fmt: skip
+    return out, sums
+
+
+def total(sums: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """The sum over everything but the last dimension."""
+    width = sums.shape[-1]
+    out = sums.new_empty(width, dtype=dtype) if out is None else out
+    if not launches(sums):
+        return out.copy_(sums.flatten(0, -2).sum(0))
+    launch("total", (-(-width // 64), 1, 1), (sums, out), (sums.numel() // width, width, 32, 64))
+    return out

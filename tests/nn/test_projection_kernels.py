@@ -1,0 +1,83 @@
+"""Layers on the Triton kernels of the projections and of ragged attention, against the reference.
+
+They run in Triton's interpreter, which must be switched on before Triton is imported: in a child process that runs
+this file. On a GPU they are tested as they are, in test_layers_gpu.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from nn.layers import reference_of
+from primaldual import MultiheadAttention, mechanism
+from primaldual.nn import pooled, recentred
+from primaldual.primal import Pooled
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
+# numpy's, in the interpreter; what overflows is not selected
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array:DeprecationWarning", "ignore:overflow encountered in exp2:RuntimeWarning"
+)
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+E, H = 24, 4
+LAYERS = {
+    "bn": mechanism("bn"),
+    "bn, learned beta": mechanism("bn", beta=0.5, learnable=True),
+    "sh": mechanism("sh", scales=(1, 2, 4, 8)),
+    "bn+sh": mechanism("bn+sh", beta=0.7, scales=(1, 1, 2, 4)),
+    "learned beta, apart": mechanism("bn+sh", beta=0.5, learnable=True, scales=(3, 1, 3, 2)),
+    "all pooled": mechanism("bn+sh", scales=(2, 2, 16, 16)),
+}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
+def test_the_kernels_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
+    child = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+
+
+def gradients(layer: MultiheadAttention, x, padding) -> dict:
+    """The output, and the gradients of the input and of every parameter."""
+    out = layer(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+    up = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    names = ["x", *(name for name, _ in layer.named_parameters())]
+    return {"out": out} | dict(zip(names, torch.autograd.grad(out, [x, *layer.parameters()], up), strict=True))
+
+
+@interpreted
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("length", [1, 16, 21], ids=lambda n: f"N{n}")
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, monkeypatch):
+    ways = []
+    chosen = pooled.how
+    monkeypatch.setattr(pooled, "how", lambda *given: ways.append(chosen(*given)) or ways[-1])
+    layer = MultiheadAttention(E, H, bias=bias, batch_first=True, mechanism=LAYERS[name])
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, mean=0.1, std=0.3)
+    slow = reference_of(layer).double()
+    x = torch.randn(2, length, E, requires_grad=True)
+    paddings = [None]
+    if name.startswith("bn,") and bias:
+        monkeypatch.setattr(recentred, "WHOLE", 8)  # in chunks
+        monkeypatch.setattr(recentred, "CHUNK", 5)
+        paddings += [torch.arange(length) >= torch.tensor([[length], [0]])]
+    for padding in paddings:
+        found, expected = gradients(layer, x, padding), gradients(slow, x.detach().double().requires_grad_(), padding)
+        largest = max(float(value.detach().abs().max()) for value in expected.values())
+        for what, value in expected.items():
+            assert (found[what] - value).abs().max() < 1e-5 * largest, what
+    assert ways == (["ragged"] if isinstance(LAYERS[name].training_set, Pooled) else [])
