@@ -1,6 +1,6 @@
 """The command line: parse, call, print."""
 
-from . import bench, certify, data
+from . import bench, certify, data, train
 from .main import app
 
-__all__ = ["app", "bench", "certify", "data"]
+__all__ = ["app", "bench", "certify", "data", "train"]

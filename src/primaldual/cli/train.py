@@ -1,0 +1,224 @@
+"""`primaldual train NAME`, `primaldual train FILE.ts`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.table import Table
+
+from ..primal import Primal, mechanism
+from .data import DataDir
+from .main import _escape, _fail, app, console
+from .options import pair_option, pattern_option, scales_option, size_option
+
+if TYPE_CHECKING:
+    from ..data import Dataset
+    from ..training import Recipe, Record
+
+
+@app.command(
+    epilog="**Examples**\n\n- `primaldual train JapaneseVowels --mechanism bn+sh`"
+    "\n\n- `primaldual train Mine_TRAIN.ts --mechanism bn --beta 0.6 --seeds 5`"
+    "\n\n- `primaldual train BasicMotions --mechanism bn+sh --tune --trials 30`"
+)
+def train(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE.ts",
+            show_default=False,
+            help="A set of `primaldual data list`, or a file; `…_TEST.ts` beside `…_TRAIN.ts` is the test set.",
+        ),
+    ],
+    mechanism_name: Annotated[
+        str, typer.Option("--mechanism", help="One of `primaldual mechanisms`; settings as in `primaldual explain`.")
+    ] = "softmax",
+    beta: Annotated[float | None, typer.Option(help="`bn`: how much of the mean is taken off.")] = None,
+    learnable: Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")] = None,
+    full: Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")] = None,
+    scales: Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2,4,4,8,8`.")] = None,
+    how: Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")] = None,
+    prefix: Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")] = None,
+    size: Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")] = None,
+    causal: Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")] = None,
+    grid: Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns, such as `14x14`.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="`sparse`: such as `strided`, `fixed`, `window:16`.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="So many models, with seeds 0, 1, …, train together.")] = 1,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="Else the recipe's; on a CPU 40 at most.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, show_default=False, help="Else the recipe's.")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", show_default=False, help="Else the recipe's.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(show_default=False, help="`mvts` or `flowformer`; else as the paper's for this set.")
+    ] = None,
+    validation: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Share of the training set that is held out to choose the epoch by.")
+    ] = 0.0,
+    patience: Annotated[int, typer.Option(min=0, help="With validation: epochs without progress; 0: never stop.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(show_default=False, help="`cpu`, `cuda`, `cuda:1`; else a GPU where there is one.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="`float32`, `bfloat16` or `float64`.")] = "float32",
+    threads: Annotated[int, typer.Option(min=1, help="On a CPU; more pay on an idle machine only.")] = 1,
+    output: Annotated[Path, typer.Option(help="The folder of records, models and checkpoints.")] = Path(
+        "primaldual-runs"
+    ),
+    data_dir: DataDir = None,
+    resume: Annotated[bool, typer.Option(help="Go on with a run that was interrupted.")] = True,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves to OUTPUT/tensorboard.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First search β and scales on a share of the training set (Optuna).")
+    ] = False,
+    trials: Annotated[int, typer.Option(min=1, help="With --tune: how many.")] = 20,
+) -> None:
+    """Train time-series models on a data set, and say how good they are on its test set.
+
+    All seeds train at once. Records, trained models and checkpoints go to the output folder; the same command run
+    again goes on where it was interrupted, and a finished run is not run again. Sizes and training are those of the
+    paper's code bases. On a CPU there is no dropout on the attention weights, which its fused attention lacks, and
+    there are at most 40 epochs unless --epochs says otherwise.
+    """
+    from ..data import DataError, load, load_files
+    from ..training import MissingPackageError, for_cpu, recipe_for
+
+    given: dict[str, Any] = {
+        "beta": beta, "learnable": learnable, "full": full, "how": how, "prefix": prefix, "causal": causal,
+    }  # fmt: skip
+    try:
+        given |= {
+            "scales": scales_option(scales), "size": size_option(size), "grid": pair_option("--grid", grid),
+            "pattern": pattern_option(pattern),
+        }  # fmt: skip
+        primal = mechanism(mechanism_name, **{key: value for key, value in given.items() if value is not None})
+        chosen = _device(device)
+    except (ValueError, TypeError) as error:
+        raise _fail(error, 2) from None
+    try:
+        data = load_files(name) if name.endswith(".ts") else load(name, data_dir)
+    except (DataError, OSError) as error:
+        raise _fail(error, 1) from None
+    try:
+        recipe = recipe_for(data, encoder)
+        recipe = for_cpu(recipe) if chosen.type == "cpu" else recipe
+        changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "learning_rate": lr}
+        recipe = replace(
+            recipe, dtype=dtype, validation=validation, patience=patience,
+            **{key: value for key, value in changes.items() if value is not None},
+        )  # fmt: skip
+        recipe.model(data, primal)
+        primal.training_set.head_scales(recipe.heads)
+        with _threads(threads):
+            if tune:
+                primal = _tuned(data, primal, recipe, seeds, output, trials, chosen)
+            records = _trained(data, primal, recipe, seeds, output, chosen, resume, tensorboard, mechanism_name)
+    except ValueError as error:
+        raise _fail(error, 2) from None
+    except (MissingPackageError, OSError) as error:
+        raise _fail(error, 1) from None
+    except torch.OutOfMemoryError:
+        raise _fail("the device is out of memory; give a smaller --batch-size or fewer --seeds", 1) from None
+    except KeyboardInterrupt:
+        raise _fail("stopped; the same command goes on from the last checkpoint", 130) from None
+    _print(records, mechanism_name, output)
+    if all(record.failure for record in records):
+        raise typer.Exit(1)
+
+
+def _trained(
+    data: Dataset, primal: Primal, recipe: Recipe, seeds: int, output: Path, device: torch.device, resume: bool,
+    curves: bool, title: str,
+) -> list[Record]:  # fmt: skip
+    from ..training import key, progress_bar, tensorboard
+    from ..training import train as run
+
+    with ExitStack() as stack:
+        watch = [stack.enter_context(progress_bar(console, f"{data.name}, {title}"))]
+        if curves:
+            folder = output / "tensorboard" / key(recipe, primal, data, *range(seeds))
+            watch.append(stack.enter_context(tensorboard(folder)))
+        return run(data, primal, recipe, range(seeds), folder=output, device=device, resume=resume, watch=watch)
+
+
+def _tuned(
+    data: Dataset, primal: Primal, recipe: Recipe, seeds: int, output: Path, trials: int, device: torch.device
+) -> Primal:
+    from ..training.tune import tune
+
+    def said(number: int, settings: dict[str, Any], value: float) -> None:
+        words = ", ".join(f"{name} {setting:g}" for name, setting in settings.items())
+        console.print(f"trial {number}: {words}: validation {value:.4g}", highlight=False)
+
+    found = tune(data, primal, recipe, range(seeds), folder=output / "tune", trials=trials, device=device, watch=said)
+    words = ", ".join(f"{name} {setting:g}" for name, setting in found.settings.items())
+    console.print(f"best of {found.trials} trials: {words}; now on the whole training set", highlight=False)
+    return found.primal
+
+
+def _device(given: str | None) -> torch.device:
+    if given is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(given)
+    except RuntimeError:
+        raise ValueError(f"--device takes cpu, cuda or cuda:N; got {given!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device takes cpu, cuda or cuda:N; got {given!r}")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"--device {given}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Threads that wait for each other cost more than they bring where others work too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(count, os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _print(records: list[Record], title: str, output: Path) -> None:
+    first = records[0]
+    unit = "accuracy, %" if first.metric == "accuracy" else "RMSE"
+    table = Table(
+        title=_escape(f"{first.data['name']}, {title}: test {unit}"), title_style="italic", box=box.SIMPLE_HEAD
+    )
+    kinds = ["best", "last", *(["selected"] if first.selected else [])]
+    for heading in ("seed", *kinds):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for record in records:
+        scores = [getattr(record, kind) for kind in kinds]
+        cells = ["–" if score is None else f"{score.value:.2f} [dim](epoch {score.epoch})[/]" for score in scores]
+        table.add_row(str(record.seed), *cells, f"[red]{_escape(record.failure)}[/]" if record.failure else "")
+    if len(records) > 1:
+        table.add_section()
+        table.add_row("mean ± std", *(_spread([getattr(record, kind) for record in records]) for kind in kinds), "")
+    console.print(table)
+    legend = "best: of all epochs, chosen on the test set, as the paper's code bases do. last: nothing chosen."
+    if first.selected:
+        legend += " selected: by the validation share."
+    console.print(legend, style="dim", highlight=False)
+    console.print(
+        f"{max(record.seconds for record in records):.0f} s of training. Records: {_escape(str(output.resolve()))}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _spread(scores: list[Any]) -> str:
+    values = [score.value for score in scores if score is not None]
+    if len(values) < 2:
+        return "–"
+    return f"{fmean(values):.2f} ± {stdev(values):.2f}"

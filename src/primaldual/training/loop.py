@@ -1,0 +1,205 @@
+"""The training loop: epochs, evaluations, and where an ensemble stands between any two batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .ensemble import Ensemble
+from .parts import mix, order
+
+History = dict[str, list[float]]
+"""Of one member, at every evaluation: the epoch, the mean loss in it, and the metric on "test" and "validation"."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is known after an evaluation.
+
+    Args:
+        epoch, epochs: the last one, and how many there will be.
+        seeds: of the members that still train; `values` has a number for each of them.
+        values: "loss", and the metric of each part that is evaluated.
+        messages: about members that stopped in this epoch.
+    """
+
+    epoch: int
+    epochs: int
+    seeds: tuple[int, ...]
+    values: dict[str, tuple[float, ...]]
+    messages: tuple[str, ...] = ()
+
+
+Watch = Callable[[Report], None]
+
+
+class Training:
+    """An ensemble on its way. Nothing is drawn that does not follow from the seeds, the epoch and the batch.
+
+    Args:
+        ensemble: at its start, or as `load` finds it.
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self.ensemble, self.recipe, self.seeds = ensemble, ensemble.recipe, ensemble.seeds
+        self.epoch, self.batch, self.seconds = 1, 0, 0.0
+        parts = ("epoch", "loss", *ensemble.parts)
+        self.history: list[History] = [{part: [] for part in parts} for _ in self.seeds]
+        self.active = [True] * len(self.seeds)
+        self.failures: list[str | None] = [None] * len(self.seeds)
+        self._chosen: dict[str, Tensor] = {}  # weights with the best validation metric so far
+        if "validation" in ensemble.parts:
+            self._chosen = {name: x.clone() for name, x in self._of_model().items()}
+        self._random: Tensor | None = None
+        self._since = time.perf_counter()
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.epoch > self.recipe.epochs or not any(self.active)
+
+    def run(
+        self, watch: Sequence[Watch] = (), save: Callable[[Training], None] | None = None, every: float = 15.0
+    ) -> None:
+        """Train to the end.
+
+        Args:
+            watch: called after every evaluation.
+            save: called between two batches, to keep `state()`; and at the end.
+            every: seconds between two calls of `save`.
+        """
+        with self._own_randomness(), self._on_device():
+            self._since = saved = time.perf_counter()
+            while not self.finished:
+                for _ in self._epoch():
+                    if save and time.perf_counter() - saved >= every:
+                        save(self)
+                        saved = time.perf_counter()
+                if self.recipe.evaluates(self.epoch):
+                    report = self._evaluate()
+                    for one in watch:
+                        one(report)
+                self.epoch, self.batch = self.epoch + 1, 0
+            self._clock()
+            if save:
+                save(self)
+        if self._chosen:
+            self.ensemble.load(self.ensemble.tensors() | self._chosen)
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """The caller's random state is left alone."""
+        before = self.ensemble.generator.get_state()
+        try:
+            yield
+        finally:
+            self.ensemble.generator.set_state(before)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Graphs are captured and replayed on the current device."""
+        device = self.ensemble.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+    def _epoch(self) -> Iterator[None]:
+        """The batches that are left of an epoch; yields after each. Nothing in it waits for the device."""
+        ensemble = self.ensemble
+        if self.batch == 0:
+            ensemble.total.zero_()
+            ensemble.generator.manual_seed(mix(1, self.epoch, *self.seeds))
+        elif self._random is not None:
+            ensemble.generator.set_state(self._random)
+            self._random = None
+        orders = torch.stack([order(seed, self.epoch, len(ensemble.train)) for seed in self.seeds])
+        batches = orders.to(ensemble.device).split(self.recipe.batch_size, 1)
+        while self.batch < len(batches):
+            ensemble.step(batches[self.batch])
+            self.batch += 1
+            yield
+
+    def _evaluate(self) -> Report:
+        """The only place that waits for the device."""
+        ensemble = self.ensemble
+        parts = ("loss", *ensemble.parts)
+        found = [ensemble.total / len(ensemble.train), *(ensemble.evaluate(part) for part in ensemble.parts)]
+        *rows, alive = torch.stack([*found, ensemble.alive.to(found[0].dtype)]).tolist()
+        values = dict(zip(parts, rows, strict=True))
+        messages = []
+        for i, seed in enumerate(self.seeds):
+            odd = [part for part in parts if not math.isfinite(values[part][i])]
+            if self.active[i] and (odd or not alive[i]):
+                what = f"the {odd[0]} is" if odd and alive[i] else "the loss or its gradient is"
+                self.failures[i] = f"{what} not finite in epoch {self.epoch}"
+                self.active[i] = False
+                messages.append(f"seed {seed} stops, the others go on: {self.failures[i]}")
+            if self.active[i]:
+                for part in parts:
+                    self.history[i][part].append(values[part][i])
+                self.history[i]["epoch"].append(self.epoch)
+        if self._chosen:
+            messages += self._validate()
+        left = [i for i, active in enumerate(self.active) if active]
+        return Report(
+            self.epoch, self.recipe.epochs, tuple(self.seeds[i] for i in left),
+            {part: tuple(values[part][i] for i in left) for part in parts}, tuple(messages),
+        )  # fmt: skip
+
+    def _validate(self) -> list[str]:
+        """Keep the weights of members that are better than ever, and stop those that have not been for long."""
+        better, messages = [False] * len(self.seeds), []
+        for i, history in enumerate(self.history):
+            if not self.active[i]:
+                continue
+            best = best_at(history["validation"], self.ensemble.classifies)
+            better[i] = best == len(history["epoch"]) - 1
+            if self.recipe.patience and self.epoch - history["epoch"][best] >= self.recipe.patience:
+                self.active[i] = False
+                messages.append(
+                    f"seed {self.seeds[i]} is done: best on validation in epoch {history['epoch'][best]:.0f}"
+                )
+        if any(better):
+            mask = torch.tensor(better, device=self.ensemble.device)
+            for name, x in self._of_model().items():
+                self._chosen[name][mask] = x[mask]
+        return messages
+
+    def _of_model(self) -> dict[str, Tensor]:
+        return {n: x for n, x in self.ensemble.tensors().items() if n == "weights" or n.startswith("buffers.")}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that the rest of the training depends on: tensors, and what goes into JSON."""
+        self._clock()
+        tensors = {f"chosen.{name}": x for name, x in self._chosen.items()} | self.ensemble.tensors()
+        about = {name: getattr(self, name) for name in _PLAIN}
+        return tensors | {"random": self.ensemble.generator.get_state()}, about
+
+    def _clock(self) -> None:
+        now = time.perf_counter()
+        self.seconds, self._since = self.seconds + now - self._since, now
+
+    def load(self, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+        """Continue from what `state` gave."""
+        self.ensemble.load(tensors)
+        for name, x in self._chosen.items():
+            x.copy_(tensors[f"chosen.{name}"])
+        self._random = tensors["random"]
+        for name in _PLAIN:
+            setattr(self, name, about[name])
+
+
+_PLAIN = ("epoch", "batch", "seconds", "history", "active", "failures")
+
+
+def best_at(values: list[float], highest: bool) -> int:
+    """Where the best value stands; the first of equals.
+
+    >>> best_at([97.0, 99.0, 99.0], highest=True)
+    1
+    """
+    return values.index((max if highest else min)(values))

@@ -1,0 +1,165 @@
+"""Runs: what is finished is looked up, what was interrupted goes on, the rest trains together."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..bench.record import device_name
+from ..data import Dataset
+from ..primal import Primal, as_primal
+from . import store as files
+from .ensemble import Ensemble
+from .loop import Training, Watch
+from .recipe import VERSION, Recipe, recipe_for
+from .record import Record, key
+from .store import Store
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    data: Dataset,
+    mechanism: str | Primal = "softmax",
+    recipe: Recipe | None = None,
+    seeds: Sequence[int] = (0,),
+    *,
+    folder: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    resume: bool = True,
+    every: float = 15.0,
+    watch: Sequence[Watch] = (),
+) -> list[Record]:
+    """Train one model per seed, all at once, and give a record of each, in the order of the seeds.
+
+    With a folder, finished runs are read from it instead of being run again, and interrupted ones go on where they
+    were: a run that was killed and resumed gives what it would have given. Without one, nothing is written.
+
+    Args:
+        data: to train on; the test series are evaluated after every epoch and never selected by.
+        mechanism: a `Primal`, or the name of one.
+        recipe: that of the paper for this set unless given.
+        seeds: of initial weights, batch order and dropout.
+        folder: for records, models and checkpoints.
+        device: where to train.
+        resume: whether interrupted runs go on; else they start anew.
+        every: seconds of work that a kill may cost.
+        watch: called after every evaluation, such as what `progress_bar` gives.
+    """
+    primal, recipe = as_primal(mechanism), recipe or recipe_for(data)
+    wanted = _checked(seeds)
+    store = None if folder is None else Store(folder)
+    keys = {seed: key(recipe, primal, data, seed) for seed in wanted}
+    done: dict[int, Record] = {}
+    for seed in wanted:
+        if store and (record := store.record(keys[seed])):
+            done[seed] = record
+    run = _Run(data, primal, recipe, torch.device(device), store, every, watch)
+    if store and resume:
+        for path, tensors, about in store.checkpoints(run.configuration):
+            if set(about["seeds"]) <= set(wanted):
+                done |= run.resume(path, tensors, about, done)
+    left = tuple(seed for seed in wanted if seed not in done)
+    if left:
+        done |= run.start(left)
+    return [done[seed] for seed in wanted]
+
+
+class _Run:
+    """One configuration on its way to records."""
+
+    def __init__(
+        self, data: Dataset, primal: Primal, recipe: Recipe, device: torch.device, store: Store | None, every: float,
+        watch: Sequence[Watch],
+    ) -> None:  # fmt: skip
+        self.data, self.primal, self.recipe, self.device = data, primal, recipe, device
+        self.store, self.every, self.watch = store, every, watch
+        self.configuration = key(recipe, primal, data)
+
+    def start(self, seeds: tuple[int, ...]) -> dict[int, Record]:
+        return self._finish(self._training(seeds), {})
+
+    def resume(
+        self, path: Path, tensors: dict[str, torch.Tensor], about: dict[str, Any], done: dict[int, Record]
+    ) -> dict[int, Record]:
+        if set(about["seeds"]) <= set(done):  # killed after the last record was written
+            files.remove(path)
+            return {}
+        training = self._training(tuple(about["seeds"]))
+        training.load(tensors, about)
+        logger.info("seeds %s go on from epoch %d, batch %d", about["seeds"], training.epoch, training.batch)
+        return self._finish(training, done)
+
+    def _training(self, seeds: tuple[int, ...]) -> Training:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return Training(Ensemble(self.data, self.primal, self.recipe, seeds, self.device))
+
+    def _finish(self, training: Training, done: dict[int, Record]) -> dict[int, Record]:
+        """Train to the end. The checkpoint goes last: until then a kill costs nothing."""
+        place = None
+        if self.store:
+            place = self.store.checkpoint(self.configuration, key(self.recipe, self.primal, self.data, *training.seeds))
+        training.run(self.watch, None if place is None else lambda t: _save(place, t), self.every)
+        found = {}
+        for i, seed in enumerate(training.seeds):
+            if seed in done:
+                continue
+            found[seed] = self._record(training, i)
+            if self.store:
+                if found[seed].failure is None:
+                    self.store.add_model(found[seed].key, training.ensemble.model(i))
+                self.store.add(found[seed])
+        if place is not None:
+            files.remove(place)
+        return found
+
+    def _record(self, training: Training, member: int) -> Record:
+        data, seed = self.data, training.seeds[member]
+        return Record(
+            key(self.recipe, self.primal, data, seed), VERSION,
+            {"name": data.name, "hash": data.hash, "train": len(data.train), "test": len(data.test),
+             "length": data.length, "channels": data.channels, "classes": len(data.classes)},
+            self.primal.to_dict(), self.recipe.to_dict(), seed, list(training.seeds),
+            "accuracy" if data.classes else "rmse", training.history[member], training.failures[member],
+            training.ensemble.weights.count, round(training.seconds, 3), _peak(self.device), _environment(self.device),
+        )  # fmt: skip
+
+
+def _save(path: Path, training: Training) -> None:
+    tensors, about = training.state()
+    files.write(path, tensors, about | {"seeds": list(training.seeds)})
+
+
+def _checked(seeds: Sequence[int]) -> tuple[int, ...]:
+    wanted = tuple(seeds)
+    if not wanted or len(set(wanted)) != len(wanted) or any(type(s) is not int or s < 0 for s in wanted):
+        raise ValueError(f"seeds must be different integers of at least 0, got {list(wanted)!r}")
+    return wanted
+
+
+def _peak(device: torch.device) -> int | None:
+    """Bytes: of the device, else the most that this process ever held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    scale = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    return {
+        "primaldual": __version__, "torch": metadata.version("torch"), "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}", "device": device_name(device),
+        "cuda": torch.version.cuda if device.type == "cuda" else None, "threads": torch.get_num_threads(),
+    }  # fmt: skip

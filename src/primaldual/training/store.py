@@ -1,0 +1,108 @@
+"""The folder of runs: records, trained models and checkpoints; every file is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ..models import SeriesConfig, SeriesTransformer
+from .record import Record
+
+logger = logging.getLogger(__name__)
+
+
+class Store:
+    """A folder: `<key>.json` per finished run, `models/<key>.safetensors`, `checkpoints/` of what is under way."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def record(self, key: str) -> Record | None:
+        """A finished run, if it is there."""
+        path = self.folder / f"{key}.json"
+        return Record.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+    def records(self) -> list[Record]:
+        """Every finished run."""
+        return [Record.from_dict(json.loads(path.read_text("utf-8"))) for path in sorted(self.folder.glob("*.json"))]
+
+    def add(self, record: Record) -> None:
+        """Keep a finished run."""
+        text = json.dumps(record.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        with _whole(self.folder / f"{record.key}.json") as scratch:
+            scratch.write_text(text, encoding="utf-8")
+
+    def add_model(self, key: str, model: SeriesTransformer) -> None:
+        """Keep the weights of a run."""
+        write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), {"config": model.config.to_dict()})
+
+    def model(self, key: str) -> SeriesTransformer:
+        """The model of a finished run, ready to predict."""
+        tensors, about = read(self.folder / "models" / f"{key}.safetensors")
+        model = SeriesTransformer(SeriesConfig.from_dict(about["config"])).to(tensors["positions"].dtype)
+        model.load_state_dict(tensors)
+        return model.eval()
+
+    def checkpoint(self, configuration: str, group: str) -> Path:
+        """Where a group of members is kept while it trains."""
+        return self.folder / "checkpoints" / f"{configuration}-{group}.safetensors"
+
+    def checkpoints(self, configuration: str) -> Iterator[tuple[Path, dict[str, Tensor], dict[str, Any]]]:
+        """Those of one configuration; a damaged one is left out, with a warning."""
+        for path in sorted((self.folder / "checkpoints").glob(f"{configuration}-*.safetensors")):
+            try:
+                yield path, *read(path)
+            except (SafetensorError, OSError, KeyError, ValueError) as error:
+                logger.warning("%s is damaged (%s); its members start anew", path, error)
+
+
+def remove(path: Path) -> None:
+    """A file, and what a killed process had begun to write in its place."""
+    for scratch in path.parent.glob(f".{path.name}-*"):
+        scratch.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+class _whole:  # noqa: N801  a context, used like a function
+    """A file to write in place of `path`, which it becomes at the end; nothing is left of it after an error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Path:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
+        os.close(handle)
+        self.scratch = Path(name)
+        return self.scratch
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.scratch.unlink(missing_ok=True)
+            return
+        self.scratch.chmod(0o644)
+        self.scratch.replace(self.path)
+
+
+def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Tensors, and what goes into JSON beside them."""
+    held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    with _whole(path) as scratch:
+        # not save_file, which has scratch files of its own
+        scratch.write_bytes(save(held, metadata={"primaldual": json.dumps(about)}))
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write` wrote."""
+    with safe_open(path, framework="pt") as stream:
+        about = json.loads((stream.metadata() or {})["primaldual"])
+        return {name: stream.get_tensor(name) for name in stream.keys()}, about  # noqa: SIM118  not a dict

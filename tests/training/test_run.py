@@ -1,0 +1,238 @@
+"""Runs are recorded once, and a kill changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from primaldual import mechanism
+from primaldual.models import build
+from primaldual.training import Recipe, Record, Store, key, mvts, recipe_for, train
+from primaldual.training.ensemble import Ensemble
+from training.toy import small, toy
+
+TESTS = Path(__file__).parents[1]
+
+
+def same(record: Record) -> dict:
+    """What must not depend on when and where a run ran."""
+    return {k: v for k, v in record.to_dict().items() if k not in ("seconds", "peak_bytes", "environment")}
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[int]:
+    """Counts the training steps."""
+    done: list[int] = []
+    step = Ensemble.step
+    monkeypatch.setattr(Ensemble, "step", lambda self, rows: (done.append(1), step(self, rows))[1])
+    return done
+
+
+def child(folder: Path, **settings) -> subprocess.Popen:
+    command = [sys.executable, str(TESTS / "training" / "child.py"), str(folder), json.dumps(settings)]
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def kill_after(process: subprocess.Popen, count: int) -> None:
+    assert process.stdout is not None
+    for _ in range(count):
+        assert process.stdout.readline() == "step\n"
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+
+
+@pytest.mark.parametrize(("dropout", "every"), [(0.0, 0.25), (0.3, 0.0)], ids=["now and then", "dropout, every batch"])
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, steps, dropout, every):
+    settings = {"dropout": dropout, "epochs": 6, "validation": 0.2}  # 18 series: 3 steps an epoch
+    data, recipe, seeds = toy(), small(**settings), (0, 3)
+    expected = train(data, "bn+sh", recipe, seeds)
+    del steps[:]
+    kill_after(child(tmp_path, pause=0.1, every=every, seeds=seeds, **settings), 8)  # in the middle of the third epoch
+    assert not list(tmp_path.glob("*.json")) and len(list((tmp_path / "checkpoints").iterdir())) >= 1
+    resumed = train(data, "bn+sh", recipe, seeds, folder=tmp_path)
+    assert [same(record) for record in resumed] == [same(record) for record in expected]
+    lost = len(steps) - (18 - 8)
+    assert 0 <= lost <= (1 if every == 0.0 else 4)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_interrupted_run_goes_on_with_its_dropout(tmp_path, steps, monkeypatch, device):
+    data, recipe = toy(), small(dropout=0.3, epochs=5)
+    expected = train(data, "bn+sh", recipe, (0, 1), device=device)
+    del steps[:]
+    step = Ensemble.step
+
+    def interrupted(self: Ensemble, rows: torch.Tensor) -> None:
+        if len(steps) == 7:  # in the middle of the third epoch
+            raise KeyboardInterrupt
+        step(self, rows)
+
+    monkeypatch.setattr(Ensemble, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(data, "bn+sh", recipe, (0, 1), folder=tmp_path, device=device, every=0.0)
+    monkeypatch.setattr(Ensemble, "step", step)
+    resumed = train(data, "bn+sh", recipe, (0, 1), folder=tmp_path, device=device)
+    assert len(steps) == 5 * 3
+    for one, other in zip(resumed, expected, strict=True):
+        assert one.history["loss"] == pytest.approx(other.history["loss"], rel=0, abs=0 if device == "cpu" else 1e-9)
+
+
+def test_killed_between_two_records_a_run_is_neither_lost_nor_run_twice(tmp_path, steps):
+    settings = {"dropout": 0.3, "epochs": 2}
+    data, recipe, seeds = toy(), small(**settings), (0, 1)
+    expected = train(data, "bn+sh", recipe, seeds)
+    del steps[:]
+    process = child(tmp_path, pause=0.0, every=0.0, seeds=seeds, die_after_record=True, **settings)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    (first,) = tmp_path.glob("*.json")
+    written = first.stat().st_mtime_ns
+    resumed = train(data, "bn+sh", recipe, (2, 1, 0), folder=tmp_path)
+    assert [same(record) for record in resumed[:0:-1]] == [same(record) for record in expected]
+    assert first.stat().st_mtime_ns == written
+    assert len(steps) == 2 * 3  # those of seed 2 alone
+    assert len(list(tmp_path.glob("*.json"))) == 3
+
+
+def test_a_finished_run_is_never_run_again(tmp_path, steps):
+    data, recipe = toy(), small()
+    first = train(data, "bn", recipe, (0, 1), folder=tmp_path)
+    assert len(steps) == 2 * 3
+    assert train(data, "bn", recipe, (1, 0), folder=tmp_path, resume=False) == first[::-1]
+    assert len(steps) == 2 * 3
+    more = train(data, "bn", recipe, (0, 5), folder=tmp_path)
+    assert more[0] == first[0] and more[1].members == [5]
+    assert Store(tmp_path).records() == sorted([*first, more[1]], key=lambda record: record.key)
+
+
+def test_a_record_says_what_was_run_and_what_came_of_it(tmp_path):
+    data, recipe = toy(), small(epochs=3)
+    (record,) = train(data, "bn", recipe, (4,), folder=tmp_path)
+    written = json.loads((tmp_path / f"{record.key}.json").read_text())
+    assert Recipe.from_dict(written["recipe"]) == recipe and written["mechanism"] == mechanism("bn").to_dict()
+    assert written["data"]["hash"] == data.hash and written["seed"] == 4 and written["members"] == [4]
+    assert written["environment"]["torch"] == torch.__version__ and written["seconds"] > 0 and written["peak_bytes"] > 0
+    tests = written["history"]["test"]
+    assert written["history"]["epoch"] == [1, 2, 3] and written["metric"] == "accuracy"
+    assert written["best"] == {"epoch": tests.index(max(tests)) + 1, "value": max(tests)}
+    assert written["last"] == {"epoch": 3, "value": tests[-1]} and written["selected"] is None
+    assert Record.from_dict(written) == record
+    model = build(recipe.model(data, "bn"), 4)
+    assert written["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+def test_the_model_of_a_run_predicts_what_its_record_says(tmp_path):
+    data = toy()
+    (record,) = train(data, "bn+sh", small(epochs=3), folder=tmp_path)
+    model = Store(tmp_path).model(record.key)
+    with torch.no_grad():
+        hits = model(data.test.x.double(), data.test.padding).argmax(-1) == data.test.y
+    assert 100 * hits.double().mean().item() == pytest.approx(record.last.value)
+
+
+def test_regression_is_scored_by_its_root_mean_squared_error_lowest_first():
+    (record,) = train(toy(regression=True), "softmax", small(epochs=5, validation=0.2, evaluate_every=2))
+    tests, validations = record.history["test"], record.history["validation"]
+    assert record.history["epoch"] == [1, 2, 4, 5] and record.metric == "rmse"
+    assert record.best.value == min(tests) and record.last.value == tests[-1]
+    assert record.selected.value == tests[validations.index(min(validations))]
+
+
+def test_a_run_that_fails_has_no_last_and_no_model(tmp_path):
+    (record,) = train(toy(), "softmax", small(learning_rate=1e200, epochs=4), folder=tmp_path)
+    assert "not finite" in record.failure and record.last is None
+    assert not (tmp_path / "models").exists()
+    assert train(toy(), "softmax", small(learning_rate=1e200, epochs=4), folder=tmp_path) == [record]
+
+
+def test_without_test_series_there_is_no_score():
+    (record,) = train(toy(test=0), "softmax", small())
+    assert record.best is record.last is record.selected is None and len(record.history["loss"]) == 2
+
+
+def test_the_key_is_of_everything_that_the_result_follows_from(monkeypatch):
+    data, recipe, primal = toy(), small(), mechanism("bn", beta=0.5)
+    names = {
+        key(recipe, primal, data, 0), key(recipe, primal, data, 1), key(recipe, mechanism("bn", beta=0.6), data, 0),
+        key(replace(recipe, clip=3.0), primal, data, 0), key(recipe, primal, toy(seed=1), 0), key(recipe, primal, data),
+    }  # fmt: skip
+    assert len(names) == 6
+    assert key(recipe, mechanism("bn", beta=1), data, 0) == key(recipe, mechanism("bn", beta=1.0), data, 0)
+    before = key(recipe, primal, data, 0)
+    monkeypatch.setattr("primaldual.training.record.VERSION", 0)
+    assert key(recipe, primal, data, 0) != before
+
+
+def test_a_damaged_checkpoint_is_said_and_started_over(tmp_path, caplog):
+    data, recipe = toy(), small(epochs=2)
+    kill_after(child(tmp_path, pause=0.02, every=0.0, seeds=[0], dropout=0.0, epochs=2), 4)
+    (path,) = (tmp_path / "checkpoints").glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-100])
+    with caplog.at_level("WARNING"):
+        (record,) = train(data, "bn+sh", recipe, folder=tmp_path)
+    assert "damaged" in caplog.text and same(record) == same(train(data, "bn+sh", recipe)[0])
+
+
+@pytest.mark.parametrize("seeds", [(), (0, 0), (-1,), (0.5,)])
+def test_seeds_that_cannot_be_are_refused(seeds):
+    with pytest.raises(ValueError, match="different integers of at least 0"):
+        train(toy(), "softmax", small(), seeds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patience": 3}, "patience needs a validation share"),
+        ({"validation": 1.0}, r"share in \[0, 1\)"),
+        ({"optimizer": "sgd"}, "optimizer must be one of radam, adam"),
+        ({"dtype": "float16"}, "dtype must be one of"),
+        ({"epochs": 0}, "epochs must be an integer of at least 1"),
+        ({"clip": 0.0}, "clip must be positive"),
+    ],
+)
+def test_recipes_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**settings)
+
+
+# name: encoder, layers, d_model, d_ff, batch, epochs; REFERENCE_CONFIGS 1.2 and 1.4
+PUBLISHED = {
+    "EthanolConcentration": ("mvts", 1, 64, 256, 64, 400), "FaceDetection": ("mvts", 3, 128, 256, 64, 400),
+    "Handwriting": ("mvts", 1, 128, 256, 64, 400), "Heartbeat": ("mvts", 1, 64, 256, 64, 400),
+    "JapaneseVowels": ("mvts", 3, 128, 256, 64, 400), "PEMS-SF": ("flowformer", 2, 512, 2048, 16, 400),
+    "SelfRegulationSCP1": ("mvts", 3, 128, 256, 64, 400), "SelfRegulationSCP2": ("flowformer", 2, 512, 2048, 16, 100),
+    "SpokenArabicDigits": ("mvts", 3, 64, 256, 64, 400), "UWaveGestureLibrary": ("flowformer", 2, 512, 2048, 16, 100),
+    "Libras": ("mvts", 3, 128, 256, 64, 400), "AppliancesEnergy": ("mvts", 3, 128, 512, 64, 100),
+    "BenzeneConcentration": ("mvts", 3, 128, 256, 64, 100), "BeijingPM10Quality": ("mvts", 3, 64, 256, 64, 100),
+    "BeijingPM25Quality": ("mvts", 3, 128, 256, 64, 100), "LiveFuelMoistureContent": ("mvts", 3, 64, 256, 64, 100),
+    "IEEEPPG": ("mvts", 3, 512, 512, 64, 100),
+}  # fmt: skip
+REGRESSION = list(PUBLISHED)[-6:]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipes_are_those_of_the_papers_code_bases(name):
+    data = replace(toy(regression=name in REGRESSION), name=name)
+    recipe = recipe_for(data)
+    sizes = (recipe.encoder, recipe.layers, recipe.d_model, recipe.feedforward, recipe.batch_size, recipe.epochs)
+    assert sizes == PUBLISHED[name]
+    assert (recipe.heads, recipe.dropout, recipe.clip, recipe.learning_rate, recipe.optimizer) == (
+        8, 0.1, 4.0, 1e-3, "radam",
+    )  # fmt: skip
+
+
+def test_another_encoder_has_its_own_general_recipe():
+    data = toy()
+    assert recipe_for(data, "flowformer").d_model == 512
+    assert recipe_for(replace(data, name="PEMS-SF"), "mvts") == mvts()
+    with pytest.raises(ValueError, match="encoder must be one of"):
+        recipe_for(data, "lstm")

@@ -1,0 +1,93 @@
+"""Progress, curves and tuning."""
+
+import re
+import sys
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from primaldual import mechanism, mechanisms
+from primaldual.training import MissingPackageError, Report, progress_bar, tensorboard, train, tune
+from primaldual.training.tune import score, tunable, with_settings
+from training.toy import small, toy
+
+
+def test_the_bar_shows_epochs_time_left_and_what_members_say():
+    console = Console(file=StringIO(), force_terminal=True, width=160)
+    with progress_bar(console, "Toy, bn") as watch:
+        watch(Report(7, 10, (0, 1), {"loss": (0.5, 1.5), "test": (90.0, 100.0)}))
+        watch(Report(8, 10, (1,), {"loss": (1.0,), "test": (91.0,)}, ("seed 0 stops [really]",)))
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+    assert "8/10 epochs" in shown and "left" in shown and "loss 1, test 91" in shown
+    assert "seed 0 stops [really]" in shown
+
+
+def test_a_watch_sees_every_evaluation():
+    reports = []
+    records = train(toy(), "softmax", small(epochs=3), (0, 1), watch=[reports.append])
+    assert [report.epoch for report in reports] == [1, 2, 3] and reports[0].epochs == 3
+    for i, record in enumerate(records):
+        assert record.history["test"] == [report.values["test"][i] for report in reports]
+
+
+def test_curves_go_to_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with tensorboard(tmp_path) as watch:
+        (record,) = train(toy(), "softmax", small(epochs=3), (5,), watch=[watch])
+    found = EventAccumulator(str(tmp_path)).Reload().Scalars("test/seed 5")
+    assert [event.step for event in found] == [1, 2, 3]
+    assert [event.value for event in found] == pytest.approx(record.history["test"])
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "optuna"])
+def test_a_missing_package_is_named(monkeypatch, tmp_path, package):
+    module = {"tensorboard": "torch.utils.tensorboard", "optuna": "optuna"}[package]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingPackageError, match=f"needs {package}: pip install {package}"):
+        if package == "optuna":
+            tune(toy(), "bn", small(), folder=tmp_path)
+        else:
+            with tensorboard(tmp_path):
+                pass
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_what_can_be_tuned_is_what_the_name_says(name):
+    names = tunable(mechanism(name))
+    assert ("beta" in names) == ("bn" in name) and ("coarsest" in names) == ("sh" in name)
+    settings = {"beta": 0.35, "coarsest": 4}
+    tuned = with_settings(mechanism(name), 8, **{name: settings[name] for name in names})
+    options = {"beta": 0.35, "scales": (1, 1, 1, 2, 2, 2, 4, 4)}
+    given = {"beta": "beta", "coarsest": "scales"}
+    assert tuned == mechanism(name, **{given[n]: options[given[n]] for n in names})
+
+
+def test_the_paper_s_scales_are_among_those_that_are_tried():
+    assert with_settings(mechanism("sh"), 8, coarsest=8).training_set.scales == (1, 1, 2, 2, 4, 4, 8, 8)
+    assert with_settings(mechanism("sh"), 8, coarsest=1).training_set.scales == (1,) * 8
+    assert tunable(mechanism("bn", learnable=True)) == ()
+
+
+def test_settings_are_scored_on_what_is_held_out_of_the_training_set():
+    data, recipe = toy(40, 10), small(validation=0.25, epochs=3)
+    records = train(data, "bn", recipe, (0, 1))
+    expected = sum(max(record.history["validation"]) for record in records) / 2
+    assert score(data, mechanism("bn"), recipe, (0, 1)) == expected
+    assert score(data, mechanism("bn"), small(validation=0.25, learning_rate=1e200, epochs=3), (0,)) is None
+
+
+def test_a_search_goes_on_where_it_was(tmp_path):
+    pytest.importorskip("optuna")
+    data, recipe = toy(40, 10), small(epochs=2)
+    seen = []
+    first = tune(data, "bn+sh", recipe, folder=tmp_path, trials=2, watch=lambda *trial: seen.append(trial))
+    assert seen[0][1] == {"beta": 1.0, "coarsest": 8} and first.trials == 2
+    found = tune(data, "bn+sh", recipe, folder=tmp_path, trials=4, watch=lambda *trial: seen.append(trial))
+    assert [number for number, _, _ in seen] == [0, 1, 2, 3] and found.trials == 4
+    assert found.value == max(value for _, _, value in seen)
+    assert found.primal == with_settings(mechanism("bn+sh"), 8, **found.settings)
+    with pytest.raises(ValueError, match="nothing to tune"):
+        tune(data, "softmax", recipe, folder=tmp_path)
