@@ -1,6 +1,6 @@
 """The command line: parse, call, print."""
 
-from . import bench, certify, data, train
+from . import bench, certify, data, reproduce, train
 from .main import app
 
-__all__ = ["app", "bench", "certify", "data", "train"]
+__all__ = ["app", "bench", "certify", "data", "reproduce", "train"]

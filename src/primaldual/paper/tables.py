@@ -1,0 +1,79 @@
+"""The paper's time-series tables, each described once: sets × mechanisms, and the metric."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from .numbers import AVERAGE, REGRESSION, UEA, UEA_LINEAR, UEA_MORE, UEA_SPARSE, Number, Numbers
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper.
+
+    Args:
+        name: on the command line.
+        title: what it shows.
+        metric: "accuracy", in percent, or "rmse", of which less is better.
+        mechanisms: its columns; the first is the baseline.
+        numbers: as printed, the average included.
+    """
+
+    name: str
+    title: str
+    metric: str
+    mechanisms: tuple[str, ...]
+    numbers: Numbers
+
+    @property
+    def baseline(self) -> str:
+        """What the others are compared with."""
+        return self.mechanisms[0]
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """Its rows."""
+        return tuple(name for name in self.numbers if name != AVERAGE)
+
+    def number(self, dataset: str, mechanism: str) -> Number | None:
+        """What the paper prints; None where it has no such column.
+
+        >>> table("table-uea").number("JapaneseVowels", "bn")
+        Number(mean=99.55, std=0.31)
+        """
+        return dict(zip(self.mechanisms, self.numbers[dataset], strict=True)).get(mechanism)
+
+    def gain(self, value: float, baseline: float) -> float:
+        """By how much a value is better than the baseline's; negative where it is worse."""
+        return value - baseline if self.metric == "accuracy" else baseline - value
+
+
+def _family(base: str = "") -> tuple[str, ...]:
+    return (base, *(f"{base}-{tail}" for tail in ("bn", "sh", "bn+sh"))) if base else ("softmax", "bn", "sh", "bn+sh")
+
+
+_TABLES = {
+    table.name: table
+    for table in (
+        Table("table-uea", "UEA classification, accuracy in %", "accuracy", _family(), UEA),
+        Table("table-uea-linear", "UEA, linear attention, accuracy in %", "accuracy", _family("linear"), UEA_LINEAR),
+        Table("table-uea-sparse", "UEA, sparse attention, accuracy in %", "accuracy", _family("sparse"), UEA_SPARSE),
+        Table("table-uea-more", "15 more UEA sets, accuracy in %", "accuracy", _family(), UEA_MORE),
+        Table("table-regression", "TSER regression, RMSE (less is better)", "rmse", _family(), REGRESSION),
+    )
+}
+
+
+def tables() -> tuple[str, ...]:
+    """The names of all tables."""
+    return tuple(_TABLES)
+
+
+def table(name: str) -> Table:
+    """A table by name."""
+    if name not in _TABLES:
+        near = difflib.get_close_matches(name, _TABLES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"unknown table {name!r}; {hint}There are: {', '.join(_TABLES)}")
+    return _TABLES[name]
