@@ -209,7 +209,7 @@ def test_patience_stops_a_member_and_gives_the_weights_of_its_best_validation_ep
 def test_balanced_classes_weigh_alike():
     ensemble = Ensemble(toy(), "softmax", small(balanced=True), (0, 1), CPU)
     scores, y = torch.randn(2, 6, 3).double(), torch.tensor([[0, 0, 0, 0, 1, 2]] * 2)
-    weights = ensemble._class_weights
+    weights = ensemble.class_weights
     expected = [nn.functional.cross_entropy(scores[i], y[i], weights).item() for i in range(2)]
     assert ensemble._losses(scores, y).tolist() == pytest.approx(expected)
     counts = ensemble.train.y.bincount()
