@@ -1,0 +1,347 @@
+"""Estimators for aeon, and so for scikit-learn: fit series, predict labels or numbers.
+
+Series are prepared as the paper's code bases do it: missing values interpolated, channels standardised by the training
+series, shorter series padded. Series that are longer than every training series are cut to that length, with a warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ..data import Dataset, Preparation, Split, fill_gaps
+from ..models import SeriesConfig, SeriesTransformer, build
+from ..primal import Primal
+from ..training import Ensemble, Recipe, Training, for_cpu, progress_bar
+from ..training.extras import needed
+from ..training.parts import Part
+from .saved import from_json, plain, read_estimator, to_json, write_estimator
+
+needed("aeon.regression", "aeon", "primaldual.integrations.aeon")
+
+from aeon.base import BaseCollectionEstimator  # noqa: E402
+from aeon.classification import BaseClassifier  # noqa: E402
+from aeon.regression import BaseRegressor  # noqa: E402
+from sklearn.utils import check_random_state  # type: ignore[import-untyped]  # noqa: E402
+from sklearn.utils.class_weight import compute_class_weight  # type: ignore[import-untyped]  # noqa: E402
+
+__all__ = ["AttentionClassifier", "AttentionRegressor"]
+
+PREDICTED = 1 << 15
+"""Steps that a member predicts from at once."""
+
+
+class _AttentionEstimator(BaseCollectionEstimator):
+    """What classifier and regressor share: parameters, training, files. Its state is plain arrays and values."""
+
+    _tags: ClassVar[dict[str, Any]] = {
+        "X_inner_type": "np-list", "algorithm_type": "deeplearning", "capability:multivariate": True,
+        "capability:unequal_length": True, "capability:missing_values": True,
+    }  # fmt: skip
+
+    config_: SeriesConfig
+    preparation_: Preparation
+    weights_: list[dict[str, np.ndarray]]
+    history_: list[dict[str, list[float]]]
+
+    def __init__(
+        self,
+        mechanism: str | Primal = "bn+sh",
+        *,
+        encoder: str = "mvts",
+        d_model: int = 128,
+        heads: int = 8,
+        layers: int = 3,
+        feedforward: int = 256,
+        dropout: float = 0.1,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 1e-3,
+        validation: float = 0.0,
+        patience: int = 0,
+        n_members: int = 1,
+        random_state: int | np.random.RandomState | None = None,
+        device: str | torch.device | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.mechanism = mechanism
+        self.encoder = encoder
+        self.d_model = d_model
+        self.heads = heads
+        self.layers = layers
+        self.feedforward = feedforward
+        self.dropout = dropout
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.validation = validation
+        self.patience = patience
+        self.n_members = n_members
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+        super().__init__()
+
+    def save(self, path: str | Path) -> None:
+        """Keep a fitted estimator in one safetensors file; a `random_state` that is a generator is not kept."""
+        self._check_is_fitted()
+        arrays = {f"weights.{i}.{name}": a for i, held in enumerate(self.weights_) for name, a in held.items()}
+        arrays |= {"mean": self.preparation_.mean, "std": self.preparation_.std}
+        about = {
+            "parameters": {name: to_json(value) for name, value in self.get_params(deep=False).items()},
+            "config": self.config_.to_dict(), "members": len(self.weights_), "history": self.history_,
+            "metadata": {name: plain(value) for name, value in self.metadata_.items()}, "fitted": self._fitted(),
+        }  # fmt: skip
+        write_estimator(Path(path), type(self).__name__, arrays, about)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """A fitted estimator that predicts what the saved one did."""
+        arrays, about = read_estimator(Path(path), cls.__name__)
+        made = cls(**{name: from_json(value) for name, value in about["parameters"].items()})
+        made.config_ = SeriesConfig.from_dict(about["config"])
+        made.preparation_ = Preparation(arrays.pop("mean"), arrays.pop("std"), made.config_.length)
+        made.weights_ = [{} for _ in range(about["members"])]
+        for key, array in arrays.items():
+            _, member, name = key.split(".", 2)
+            made.weights_[int(member)][name] = array
+        made.history_, made.metadata_ = about["history"], about["metadata"]
+        made._restore(about["fitted"])
+        made.is_fitted = True
+        return made
+
+    def _preprocess_collection(self, X: Any, store_metadata: bool = True) -> list[np.ndarray]:
+        """As aeon's, which does not look for these."""
+        name = type(self).__name__
+        parts = X if isinstance(X, list) else [X]
+        if not parts or any(np.size(part) == 0 for part in parts):
+            raise ValueError(f"{name}: X is empty; at least one series is needed, and one step in every series")
+        series = super()._preprocess_collection(X, store_metadata)
+        if any(np.isinf(one).any() for one in series):
+            raise ValueError(f"{name}: X contains infinity; only NaN stands for a missing value")
+        return series
+
+    def _train(
+        self, X: Sequence[np.ndarray], y: Tensor, labels: Sequence[Any] = (), class_weights: np.ndarray | None = None
+    ) -> None:
+        """Fit all members at once."""
+        if not isinstance(plain(self.n_members), int) or self.n_members < 1:
+            raise ValueError(f"n_members must be an integer of at least 1, got {self.n_members!r}")
+        series = [fill_gaps(np.asarray(one, dtype=np.float64).T) for one in X]
+        found = Preparation.fit(series)
+        if found.length < 2:
+            raise ValueError(f"{type(self).__name__}: series of one step have no order; give longer ones")
+        # a channel that is constant in training says nothing: it is not to explode when it is not in predict
+        std = np.where(found.std > 1e-12 * np.abs(found.mean), found.std, 1.0)
+        preparation = Preparation(found.mean, std, found.length)
+        train = Split(*preparation.apply(series), y)
+        data = Dataset(
+            type(self).__name__, "classification" if labels else "regression", tuple(map(str, labels)), train,
+            Split(train.x[:0], train.lengths[:0], y[:0]), torch.from_numpy(found.mean), torch.from_numpy(std),
+            found.length,
+        )  # fmt: skip
+        first = int(check_random_state(self.random_state).randint(2**31 - 1 - self.n_members))
+        device = self._device()
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))  # the caller's random state is left alone
+            ensemble = Ensemble(
+                data, self.mechanism, self._recipe(data, device), range(first, first + self.n_members), device
+            )
+            if class_weights is not None:
+                ensemble.class_weights = torch.from_numpy(class_weights).to(ensemble.total)
+            training = Training(ensemble)
+            watch = stack.enter_context(progress_bar(Console(stderr=True), data.name)) if self.verbose else None
+            training.run([watch] if watch else [])
+            kept = [i for i, failure in enumerate(training.failures) if failure is None]
+            if not kept:
+                raise RuntimeError(f"{data.name}: {training.failures[0]}; lower the learning rate")
+            if lost := self.n_members - len(kept):
+                warnings.warn(
+                    f"{lost} of {self.n_members} members are left out: their loss is not finite", stacklevel=5
+                )
+            models = [ensemble.model(i) for i in kept]
+        self.config_, self.preparation_ = models[0].config, preparation
+        self.weights_ = [{name: x.numpy() for name, x in model.state_dict().items()} for model in models]
+        self.history_ = [training.history[i] for i in kept]
+
+    def _recipe(self, data: Dataset, device: torch.device) -> Recipe:
+        names = ("encoder", "d_model", "heads", "layers", "feedforward", "dropout", "learning_rate", "validation")
+        recipe = Recipe(
+            **{name: plain(getattr(self, name)) for name in names},
+            epochs=400 if data.classes else 100,
+            # batches of 64 would be one step per epoch for many a set: too few in the epochs of a CPU
+            batch_size=min(64, max(8, len(data.train) // 8)) if self.batch_size is None else plain(self.batch_size),
+            patience=plain(self.patience) if self.validation else 0,
+        )
+        recipe = for_cpu(recipe) if device.type == "cpu" else recipe
+        return recipe if self.epochs is None else replace(recipe, epochs=plain(self.epochs))
+
+    def _device(self) -> torch.device:
+        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+    @torch.no_grad()
+    def _outputs(self, X: Sequence[np.ndarray]) -> Tensor:
+        """Of every member: scores [members, cases, classes], or numbers [members, cases]."""
+        series = [fill_gaps(np.asarray(one, dtype=np.float64).T) for one in X]
+        length = self.preparation_.length
+        if longer := sum(len(one) > length for one in series):
+            warnings.warn(
+                f"{longer} of {len(series)} series are longer than every series of fit: cut to {length} steps",
+                stacklevel=4,
+            )
+        x, lengths = self.preparation_.apply(series)
+        part = Part.of(Split(x, lengths, torch.zeros(len(x))), self._device(), torch.float32)
+        size = max(1, PREDICTED // length)
+        starts = range(0, len(part), size)
+        found = []
+        for model in map(self._model, self.weights_):
+            paddings = [None if part.padding is None else part.padding[i : i + size] for i in starts]
+            scores = [model(part.x[i : i + size], padding) for i, padding in zip(starts, paddings, strict=True)]
+            found.append(torch.cat(scores).double().cpu())
+        return torch.stack(found)
+
+    def _model(self, weights: dict[str, np.ndarray]) -> SeriesTransformer:
+        model = build(self.config_, 0)
+        model.load_state_dict({name: torch.tensor(a) for name, a in weights.items()})
+        return model.eval().to(self._device())
+
+    def _fitted(self) -> dict[str, Any]:
+        """What else was learned, for JSON."""
+        raise NotImplementedError
+
+    def _restore(self, fitted: dict[str, Any]) -> None:
+        """The inverse of `_fitted`."""
+        raise NotImplementedError
+
+    @classmethod
+    def _get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
+        tiny: dict[str, Any] = {"d_model": 8, "heads": 2, "layers": 1, "feedforward": 8, "epochs": 2, "device": "cpu"}
+        return [tiny, tiny | {"mechanism": "softmax", "n_members": 2, "validation": 0.3, "patience": 1}]
+
+
+class AttentionClassifier(_AttentionEstimator, BaseClassifier):
+    """A transformer that classifies time series, with any mechanism of the paper.
+
+    Takes series of one or many channels, of unequal lengths, with missing values.
+
+    Args:
+        mechanism: a `Primal`, or the name of one (`primaldual.primal.mechanisms()`).
+        encoder, d_model, heads, layers, feedforward, dropout, learning_rate: as in `Recipe`.
+        epochs: how many; None for the paper's 400 (regression: 100), and 40 on a CPU.
+        batch_size: None for an eighth of the training series, from 8 to the paper's 64.
+        validation: share of the training series, stratified, that is held out; the weights of the epoch that is best
+            on it are kept. With 0 those of the last epoch.
+        patience: with `validation`: epochs without a better one after which training stops; 0 for never.
+        class_weight: "balanced", or a weight per label; labels that are not named weigh 1.
+        n_members: so many models train at once, and their probabilities are averaged.
+        random_state: of initial weights, batch order and dropout; the same integer gives the same model.
+        device: such as "cuda"; None for a GPU where there is one.
+        verbose: whether to show a progress bar.
+
+    Attributes after `fit`: `config_` of the model, `weights_` and `history_` of every member, `classes_`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.repeat(["low", "high"], 8)
+    >>> X = rng.normal(size=(16, 2, 10)) + 2 * (y == "high")[:, None, None]
+    >>> model = AttentionClassifier(layers=1, epochs=20, random_state=0, device="cpu")
+    >>> model.fit(X, y).predict(X[[0, -1]]).tolist()
+    ['low', 'high']
+    """
+
+    def __init__(
+        self,
+        mechanism: str | Primal = "bn+sh",
+        *,
+        encoder: str = "mvts",
+        d_model: int = 128,
+        heads: int = 8,
+        layers: int = 3,
+        feedforward: int = 256,
+        dropout: float = 0.1,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float = 1e-3,
+        validation: float = 0.0,
+        patience: int = 0,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
+        n_members: int = 1,
+        random_state: int | np.random.RandomState | None = None,
+        device: str | torch.device | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.class_weight = class_weight
+        super().__init__(
+            mechanism, encoder=encoder, d_model=d_model, heads=heads, layers=layers, feedforward=feedforward,
+            dropout=dropout, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, validation=validation,
+            patience=patience, n_members=n_members, random_state=random_state, device=device, verbose=verbose,
+        )  # fmt: skip
+
+    def _fit(self, X: list[np.ndarray], y: np.ndarray) -> Self:
+        weights = None
+        if self.class_weight is not None:
+            weights = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+            if not (np.isfinite(weights) & (weights > 0)).all():
+                raise ValueError(f"class_weight must be positive numbers, got {self.class_weight!r}")
+        index = np.searchsorted(self.classes_, y).astype(np.int64)
+        self._train(X, torch.from_numpy(index), self.classes_.tolist(), weights)
+        return self
+
+    def _predict_proba(self, X: list[np.ndarray]) -> np.ndarray:
+        return self._outputs(X).softmax(-1).mean(0).numpy()
+
+    def _predict(self, X: list[np.ndarray]) -> np.ndarray:
+        return self.classes_[self._predict_proba(X).argmax(1)]
+
+    def _fitted(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+
+    def _restore(self, fitted: dict[str, Any]) -> None:
+        self.classes_ = np.array(fitted["classes"], dtype=fitted["dtype"])
+        self.n_classes_ = len(self.classes_)
+        self._class_dictionary = {label: i for i, label in enumerate(self.classes_)}
+
+
+class AttentionRegressor(_AttentionEstimator, BaseRegressor):
+    """A transformer that predicts a number from a time series, with any mechanism of the paper.
+
+    Targets are standardised for training, so that their unit does not matter.
+
+    Args:
+        mechanism, encoder, d_model, heads, layers, feedforward, dropout, epochs, batch_size, learning_rate: as in
+            `AttentionClassifier`, and so are `validation`, `patience`, `random_state`, `device`, `verbose`.
+        n_members: so many models train at once, and their predictions are averaged.
+
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(32, 1, 10))
+    >>> y = 100 + 5 * X.mean((1, 2))
+    >>> model = AttentionRegressor(d_model=16, heads=2, layers=1, epochs=30, random_state=0, device="cpu")
+    >>> bool(model.fit(X, y).score(X, y) > 0.5)
+    True
+    """
+
+    target_mean_: float
+    target_std_: float
+
+    def _fit(self, X: list[np.ndarray], y: np.ndarray) -> Self:
+        self.target_mean_, std = float(y.mean()), float(y.std())
+        self.target_std_ = std if std > 1e-12 * abs(self.target_mean_) else 1.0
+        self._train(X, torch.from_numpy((y - self.target_mean_) / self.target_std_).float())
+        return self
+
+    def _predict(self, X: list[np.ndarray]) -> np.ndarray:
+        return self.target_mean_ + self.target_std_ * self._outputs(X).mean(0).numpy()
+
+    def _fitted(self) -> dict[str, Any]:
+        return {"mean": self.target_mean_, "std": self.target_std_}
+
+    def _restore(self, fitted: dict[str, Any]) -> None:
+        self.target_mean_, self.target_std_ = fitted["mean"], fitted["std"]
