@@ -70,4 +70,4 @@ def shortfall(p: Problem, beta: Tensor, bias: Tensor) -> Tensor:
 
 def prox(x: Tensor, threshold: Tensor, c: Tensor) -> Tensor:
     """argmin_z threshold·|z| + (z − x)²/2 over the box |z| ≤ c."""
-    return (x.sign() * (x.abs() - threshold).clamp(min=0)).clamp(-c, c)
+    return (x - x.clamp(-threshold, threshold)).clamp(-c, c)

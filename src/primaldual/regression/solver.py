@@ -106,18 +106,18 @@ def _admm(exact: Problem, tol: float, max_iter: int, dtype: torch.dtype) -> tupl
     b = torch.zeros_like(z[:, :1])
     step = 0
     for step in range(1, max_iter + 1):
-        x = inverse @ (p.targets + rho * (z - u))
+        x = inverse @ torch.addcmul(p.targets, rho, z - u)
         if p.bias:
             b = (p.ones * x).sum(1, keepdim=True) / (p.ones * inverse_ones).sum(1, keepdim=True)
             x = x - inverse_ones * b
-        x = 1.6 * x + (1 - 1.6) * z  # over-relaxation
-        before = z
-        z = prox(x + u, p.epsilon / rho, p.c).where(p.seen, 0.0)
+        x = torch.lerp(z, x, 1.6)  # over-relaxation
+        before, moved = z, x + u
+        z = prox(moved, p.epsilon / rho, p.c).where(p.seen, 0.0)
         if step % CHECK == 0 or step == max_iter:
             now, bias = z.to(best.dtype).clamp(-exact.c, exact.c), b.to(best.dtype)
             gap = relative_gap(exact, now, bias).nan_to_num(torch.inf)
             if p.bias and (step == max_iter or bool((gap <= 4 * tol).all())):  # worth its price near the end
-                now = _centre(p, x + u, rho).to(best.dtype).clamp(-exact.c, exact.c)
+                now = _centre(p, moved, rho).to(best.dtype).clamp(-exact.c, exact.c)
                 gap = relative_gap(exact, now, bias).nan_to_num(torch.inf)
             short = gap + off_centre(exact, now)
             better = short < best_short
@@ -126,7 +126,7 @@ def _admm(exact: Problem, tol: float, max_iter: int, dtype: torch.dtype) -> tupl
             best_short = torch.where(better, short, best_short)
             if bool((best_short <= tol).all()):
                 break
-        u = u + x - z
+        u = moved - z
         if step % (2 * CHECK) == 0:
             # balance the residuals: the distance between the two copies, and how far one of them still moves
             primal = (x - z).square().sum((1, 2), keepdim=True).sqrt()
