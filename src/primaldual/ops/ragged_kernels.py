@@ -112,6 +112,20 @@ def _visible(rows, count, window):
 
 
 @triton.jit
+def _reach(rows, block, L, count, window, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr):
+    """How many points each row sees; up to where all rows of the block see whole blocks of them; and where all end."""
+    if CAUSAL:
+        seen = _visible(rows, count, window)
+        end = _visible(tl.minimum((block + 1) * BM, L) - 1, count, window)
+        clear = _visible(block * BM, count, window)
+    else:
+        seen = tl.full((BM,), 0, tl.int32) + count
+        end = count
+        clear = count
+    return seen, clear // BN * BN, end
+
+
+@triton.jit
 def _forward_blocks(
     acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, start, end, row_bits, seed, threshold, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
@@ -181,17 +195,7 @@ def forward(
     acc = tl.zeros((BM, BLOCK_DV), tl.float32)
     m = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    if CAUSAL:
-        seen = _visible(rows, count, window)
-        last = tl.minimum((block + 1) * BM, L) - 1
-        end = tl.minimum(tl.where(window == 1, last + 1, last // window), count)
-        first_row = block * BM
-        clear = tl.minimum(tl.where(window == 1, first_row + 1, first_row // window), count)
-    else:
-        seen = tl.full((BM,), 0, tl.int32) + count
-        end = count
-        clear = count
-    clear = clear // BN * BN
+    seen, clear, end = _reach(rows, block, L, count, window, BM, BN, CAUSAL)
     acc, m, total = _forward_blocks(
         acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, 0, clear, row_bits, seed, threshold, scale,
         D, DV, BLOCK_D, BLOCK_DV, BN, False, HAS_BIAS, DROPOUT, PRECISION,
@@ -447,17 +451,7 @@ def backward(
         row_bits = rows
         if DROPOUT:
             row_bits = _row_bits(seed, batch_head, rows)
-        if CAUSAL:
-            seen = _visible(rows, count, window)
-            last = tl.minimum((block + 1) * BM_Q, L) - 1
-            end = tl.minimum(tl.where(window == 1, last + 1, last // window), count)
-            first_row = block * BM_Q
-            clear = tl.minimum(tl.where(window == 1, first_row + 1, first_row // window), count)
-        else:
-            seen = tl.full((BM_Q,), 0, tl.int32) + count
-            end = count
-            clear = count
-        clear = clear // BN_Q * BN_Q
+        seen, clear, end = _reach(rows, block, L, count, window, BM_Q, BN_Q, CAUSAL)
         dq = tl.zeros((BM_Q, BLOCK_D), tl.float32)
         dq = _backward_queries_blocks(
             dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, 0, clear, row_bits, seed,
