@@ -51,11 +51,14 @@ class Ensemble:
         kept = torch.promote_types(computed, torch.float32)
         self.recipe, self.seeds, self.device, self.classifies = recipe, tuple(seeds), device, bool(data.classes)
         rows, held = hold_out(data, recipe.validation)
-        self.train = Part.of(data.train, device, computed, rows)
-        self.parts = {"test": Part.of(data.test, device, computed)} if len(data.test) else {}
-        if held is not None:
-            self.parts["validation"] = Part.of(data.train, device, computed, held)
         self.weights = Stacked(recipe.model(data, mechanism), seeds, device, kept, computed)
+        wide = (
+            -(-data.channels // 8) * 8 if self.weights.fused else data.channels
+        )  # fast products want rows of 16 bytes
+        self.train = Part.of(data.train, device, computed, rows, wide)
+        self.parts = {"test": Part.of(data.test, device, computed, None, wide)} if len(data.test) else {}
+        if held is not None:
+            self.parts["validation"] = Part.of(data.train, device, computed, held, wide)
         steps = recipe.epochs * math.ceil(len(self.train) / recipe.batch_size)
         self.optimizer = Optimizer(self.weights.matrix, recipe.optimizer, recipe.learning_rate, steps)
         self.alive = torch.ones(len(self.seeds), dtype=torch.bool, device=device)
@@ -97,10 +100,13 @@ class Ensemble:
         assert gradient is not None
         norms = torch.linalg.vector_norm(gradient, dim=1)
         self.alive.logical_and_(losses.isfinite() & norms.isfinite())
-        gradient.mul_((self.recipe.clip / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1))
-        gradient.masked_fill_(~self.alive.unsqueeze(1), 0.0)
-        self.optimizer.step()
-        self.weights.refresh()
+        if self.weights.fused:
+            self.optimizer.clipped_step(norms, self.recipe.clip, self.alive, self.weights.rough)
+        else:
+            gradient.mul_((self.recipe.clip / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1))
+            gradient.masked_fill_(~self.alive.unsqueeze(1), 0.0)
+            self.optimizer.step()
+            self.weights.refresh()
         self.total.add_(losses * rows.shape[1])
         return losses
 

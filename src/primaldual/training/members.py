@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import batch_norm, dropout, gelu, layer_norm
+from torch.nn.functional import batch_norm, dropout, gelu, layer_norm, pad
 
 from ..ops import attention
 from ..primal import AllKeys, InputMap, Moments, PointMap, Primal, Sparse, TokenMap
+from . import fused
 from .stacked import Stacked
 
 
@@ -22,11 +23,11 @@ def forward(weights: Stacked, series: Tensor, padding: Tensor | None, training: 
 
     Args:
         weights: of the members.
-        series: [members, batch, length, channels], 0 at padded steps.
+        series: [members, batch, length, channels], 0 at padded steps; there may be more channels than the model has.
         padding: [members, batch, length], True at padded steps.
         training: whether dropout and batch statistics are on.
     """
-    return _Pass(weights, padding, training).run(series)
+    return (_Fused if weights.fused else _Pass)(weights, padding, training).run(series)
 
 
 class _Pass:
@@ -39,7 +40,8 @@ class _Pass:
     def run(self, series: Tensor) -> Tensor:
         config = self.config
         _, batch, length, _ = series.shape
-        x = self.linear("embedding", series.flatten(1, 2)) * math.sqrt(config.d_model)
+        x = series[..., : config.channels].flatten(1, 2)
+        x = self.linear("embedding", x) * math.sqrt(config.d_model)
         x = (x.unflatten(1, (batch, length)) + self.views["positions"].unsqueeze(1)).flatten(1, 2)
         x = self.drop(x)
         for i in range(config.layers):
@@ -53,17 +55,16 @@ class _Pass:
         return y.squeeze(-1) if config.task == "regression" else y
 
     def block(self, name: str, x: Tensor, batch: int) -> Tensor:
-        x = self.norm(f"{name}.norm1", x + self.drop(self.attend(f"{name}.self_attn", x, batch)))
+        attended = self.linear(f"{name}.self_attn.out_proj", self.attend(f"{name}.self_attn", x, batch))
+        x = self.norm(f"{name}.norm1", x + self.drop(attended))
         hidden = self.drop(gelu(self.linear(f"{name}.linear1", x)))
         return self.norm(f"{name}.norm2", x + self.drop(self.linear(f"{name}.linear2", hidden)))
 
     def attend(self, name: str, x: Tensor, batch: int) -> Tensor:
-        """Self-attention with its projections."""
+        """Self-attention with its projections but for the last, [members, batch·length, d_model]."""
         config, heads = self.config, self.config.heads
-        projected = torch.baddbmm(
-            self.views[f"{name}.in_proj_bias"].unsqueeze(1), x, self.views[f"{name}.in_proj_weight"].mT
-        )
-        parts = projected.unflatten(1, (batch, -1)).unflatten(-1, (3, heads, -1)).unbind(3)
+        projected = self.product(x, self.views[f"{name}.in_proj_weight"], self.views[f"{name}.in_proj_bias"])
+        parts = (part.unflatten(1, (batch, -1)).unflatten(-1, (heads, -1)) for part in projected.chunk(3, -1))
         q, k, v = (part.transpose(2, 3) for part in parts)  # [members, batch, heads, length, head_dim]
         p = config.dropout if config.attention_dropout is None else config.attention_dropout
         mark, fixed = f"{name}.learned.", f"{name}.feature_"
@@ -75,12 +76,15 @@ class _Pass:
         )  # fmt: skip
         if (bias := self.views.get(f"{name}.mechanism_bias")) is not None:
             out = out + bias[:, None, :, None]
-        return self.linear(f"{name}.out_proj", out.transpose(2, 3).flatten(3).flatten(1, 2))
+        return out.transpose(2, 3).flatten(3).flatten(1, 2)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """[members, rows, in] to [members, rows, out]."""
-        bias, weight = self.views[f"{name}.bias"], self.views[f"{name}.weight"]
-        return torch.baddbmm(bias.unsqueeze(1), x.to(weight.dtype), weight.mT)
+        weight = self.views[f"{name}.weight"]
+        return self.product(x.to(weight.dtype), weight, self.views[f"{name}.bias"])
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         """Batch norm, or layer norm, per member."""
@@ -96,6 +100,58 @@ class _Pass:
 
     def drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.config.dropout, self.training)
+
+
+class _Fused(_Pass):
+    """The same by the kernels of `fused`."""
+
+    def __init__(self, weights: Stacked, padding: Tensor | None, training: bool) -> None:
+        super().__init__(weights, None if padding is None else padding.contiguous(), training)
+        self.sites = 0
+        if training and self.config.dropout:
+            limit, count = 2**31, 2 + 3 * self.config.layers
+            self.seeds = torch.randint(-limit, limit, (count,), dtype=torch.int32, device=weights.matrix.device)
+
+    def run(self, series: Tensor) -> Tensor:
+        config, views = self.config, self.views
+        _, batch, length, channels = series.shape
+        weight = pad(views["embedding.weight"], (0, channels - config.channels))
+        x = fused.linear(series.flatten(1, 2), weight)
+        x = fused.embed(x, views["embedding.bias"], views["positions"], math.sqrt(config.d_model), self.site())
+        for i in range(config.layers):
+            x = self.block(f"layers.{i}", x, batch)
+        if config.encoder == "flowformer":
+            x = self.norm("norm", x)
+        z = x.unflatten(1, (batch, length))
+        y = fused.head(z, views["head.weight"], views["head.bias"], self.padding, self.site())
+        return y.squeeze(-1) if config.task == "regression" else y
+
+    def block(self, name: str, x: Tensor, batch: int) -> Tensor:
+        attention = f"{name}.self_attn"
+        attended = self.attend(attention, x, batch)
+        x = fused.add_norm(
+            x, attended, *self.of(f"{attention}.out_proj"), self.normal(f"{name}.norm1"), self.site(), self.training
+        )
+        first, second = self.of(f"{name}.linear1"), self.of(f"{name}.linear2")
+        drops = self.site(), self.site()
+        return fused.feed_forward(x, *first, *second, self.normal(f"{name}.norm2"), drops, self.training)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return fused.linear(x, weight, bias)
+
+    def of(self, name: str) -> tuple[Tensor, Tensor]:
+        return self.views[f"{name}.weight"], self.views[f"{name}.bias"]
+
+    def normal(self, name: str) -> fused.Norm:
+        buffers = self.weights.buffers
+        return fused.Norm(*self.of(name), buffers.get(f"{name}.running_mean"), buffers.get(f"{name}.running_var"))
+
+    def site(self) -> fused.Dropout | None:
+        """Dropout at the next place of the model."""
+        if not (self.training and self.config.dropout):
+            return None
+        self.sites += 1
+        return fused.Dropout(self.config.dropout, self.seeds[self.sites - 1 : self.sites])
 
 
 def attend(

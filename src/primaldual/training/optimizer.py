@@ -46,6 +46,25 @@ class Optimizer:
         self.square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         self.matrix.sub_((self.mean * a).div_(self.square.sqrt().mul_(b).add_(c)))
 
+    def clipped_step(self, norms: Tensor, clip: float, alive: Tensor, rough: Tensor) -> None:
+        """One update by the gradient, each row cut to the norm `clip` and 0 unless alive, in one pass over memory.
+
+        Args:
+            norms: of the gradient's rows.
+            clip: the largest norm.
+            alive: [rows].
+            rough: a copy of the last columns in another dtype, to be kept up to date; may be empty.
+        """
+        from .fused_kernels import update
+
+        rows, count = self.matrix.shape
+        update[(-(-count // 1024), rows)](
+            self.matrix, self.matrix.grad, self.mean, self.square, rough, norms, alive, self._table, self.done, count,
+            count - rough.shape[1], len(self._table), clip, 1 - BETAS[0], 1 - BETAS[1], BLOCK=1024,
+            HAS_ROUGH=rough.shape[1] > 0,
+        )  # fmt: skip
+        self.done.add_(1)
+
 
 def coefficients(kind: str, learning_rate: float, step: int) -> tuple[float, float, float]:
     """a, b and c of a step, the first of which is 1."""

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..data import Dataset, Split
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Series that stay on a device: x [cases, length, channels], padding [cases, length] or None, y [cases]."""
+    """Series that stay on a device: x [cases, length, channels], padding [cases, length] or None, y [cases].
+
+    x may have more channels than the series, all 0.
+    """
 
     x: Tensor
     padding: Tensor | None
@@ -23,9 +27,17 @@ class Part:
         return self.x.shape[0]
 
     @classmethod
-    def of(cls, split: Split, device: torch.device, dtype: torch.dtype, rows: Tensor | None = None) -> Part:
-        """A split, or some of its rows. Channels without any value are 0, their training mean."""
+    def of(
+        cls, split: Split, device: torch.device, dtype: torch.dtype, rows: Tensor | None = None, channels: int = 0
+    ) -> Part:
+        """A split, or some of its rows. Channels without any value are 0, their training mean.
+
+        Args:
+            channels: so many at least.
+        """
         x, padding, y = split.x.nan_to_num(nan=0.0).to(dtype), split.padding, split.y
+        if channels > x.shape[-1]:
+            x = pad(x, (0, channels - x.shape[-1]))
         if y.is_floating_point():
             y = y.to(torch.promote_types(dtype, torch.float32))
         if rows is not None:

@@ -86,13 +86,14 @@ class Recipe(Spec):
 
 def mvts(**changes: Any) -> Recipe:
     """mvts_transformer: RAdam, batches of 64, 400 epochs; sizes that its paper calls reasonable for all sets."""
-    return replace(Recipe(d_model=128), **changes)
+    return replace(Recipe(d_model=128, evaluate_every=2), **changes)
 
 
 def flowformer(**changes: Any) -> Recipe:
     """Flowformer's time-series code: RAdam, batches of 16, 100 epochs, a wide model."""
     return replace(
-        Recipe("flowformer", d_model=512, layers=2, feedforward=2048, batch_size=16, epochs=100), **changes
+        Recipe("flowformer", d_model=512, layers=2, feedforward=2048, batch_size=16, epochs=100, evaluate_every=2),
+        **changes,
     )  # fmt: skip
 
 

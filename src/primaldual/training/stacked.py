@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from ..models import SeriesConfig, SeriesTransformer, build
+from .fused import usable
+
+ALIGNED = 16
 
 
 class Stacked:
@@ -15,7 +18,8 @@ class Stacked:
 
     One matrix has one norm per row, one optimiser update, one copy. Where the members compute in another dtype than
     their weights are kept in, the views are of a second matrix in that dtype; norms' weights are used as they are, and
-    those of a regression's head.
+    those of a regression's head. Every parameter begins at a multiple of ALIGNED columns, and zeros fill the gaps:
+    fast matrix products want it.
 
     Args:
         config: of every member.
@@ -35,13 +39,19 @@ class Stacked:
         exact = [name for name in shapes if computed == kept or any(part in name for part in fine)]
         rough = [name for name in shapes if name not in exact]
         self.config = config
+        self.fused = usable(device, computed)
         self._shapes = {name: shapes[name] for name in (*exact, *rough)}
-        rows = [torch.cat([model.get_parameter(name).detach().flatten() for name in self._shapes]) for model in models]
-        self.matrix = torch.stack(rows).to(device, kept)
+        self.count = sum(shape.numel() for shape in shapes.values())
+        columns = sum(_columns(shape) for shape in shapes.values())
+        self.matrix = torch.zeros(len(models), columns, device=device, dtype=kept)
+        for row, model in zip(self.matrix, models, strict=True):
+            for name, view in self._split(list(self._shapes), row):
+                view.copy_(model.get_parameter(name).detach())
         self.matrix.grad = torch.zeros_like(self.matrix)
-        self._exact = sum(shapes[name].numel() for name in exact)  # so many columns are computed with as they are
-        self._rough = self.matrix[:, self._exact :].to(computed)
-        self._groups = ((exact, self.matrix[:, : self._exact]), (rough, self._rough))
+        self._gap = torch.zeros(len(models), ALIGNED, device=device, dtype=computed)
+        self.exact = sum(_columns(shapes[name]) for name in exact)
+        self.rough = self.matrix[:, self.exact :].to(computed)
+        self._groups = ((exact, self.matrix[:, : self.exact]), (rough, self.rough))
         self.views = {
             name: view.requires_grad_() for names, part in self._groups for name, view in self._split(names, part)
         }
@@ -56,30 +66,31 @@ class Stacked:
         """How many."""
         return self.matrix.shape[0]
 
-    @property
-    def count(self) -> int:
-        """Parameters of one member."""
-        return self.matrix.shape[1]
-
     def _split(self, names: list[str], part: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """[…, count] as tensors by name."""
-        columns = part.detach().split([self._shapes[name].numel() for name in names], -1) if names else ()
+        """[…, columns] as tensors by name."""
+        columns = part.detach().split([_columns(self._shapes[name]) for name in names], -1) if names else ()
         for name, x in zip(names, columns, strict=True):
-            yield name, x.unflatten(-1, self._shapes[name])
+            shape = self._shapes[name]
+            yield name, x[..., : shape.numel()].unflatten(-1, shape)
 
     def gather(self, loss: Tensor) -> None:
         """Put the gradient of a loss into `matrix.grad`."""
         found = dict(zip(self.views, torch.autograd.grad(loss, list(self.views.values())), strict=True))
         assert self.matrix.grad is not None
-        places = (self.matrix.grad[:, : self._exact], self.matrix.grad[:, self._exact :])
+        places = (self.matrix.grad[:, : self.exact], self.matrix.grad[:, self.exact :])
         for (names, _), place in zip(self._groups, places, strict=True):
             if names:
-                place.copy_(torch.cat([found[name].flatten(1) for name in names], 1))
+                place.copy_(torch.cat([x for name in names for x in self._whole(found[name].flatten(1))], 1))
+
+    def _whole(self, x: Tensor) -> tuple[Tensor, ...]:
+        """A parameter's columns, and the gap after them."""
+        gap = -x.shape[1] % ALIGNED
+        return (x, self._gap[:, :gap].to(x.dtype)) if gap else (x,)
 
     def refresh(self) -> None:
         """Bring the working copy up to date with the matrix."""
-        if self._rough.numel():
-            self._rough.copy_(self.matrix[:, self._exact :])
+        if self.rough.numel():
+            self.rough.copy_(self.matrix[:, self.exact :])
 
     def member(self, index: int) -> SeriesTransformer:
         """One member as a model of its own, on the CPU."""
@@ -88,3 +99,7 @@ class Stacked:
         state |= {name: x[index].cpu() for name, x in self.buffers.items()}
         model.load_state_dict(state, strict=False)
         return model.eval()
+
+
+def _columns(shape: torch.Size) -> int:
+    return -(-shape.numel() // ALIGNED) * ALIGNED

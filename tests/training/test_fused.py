@@ -1,0 +1,175 @@
+"""The fused training step against the readable one: scores, gradients, running moments, whole steps."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from primaldual.models import SeriesConfig
+from primaldual.training import Ensemble, fused
+from primaldual.training.members import forward
+from primaldual.training.optimizer import Optimizer
+from primaldual.training.stacked import Stacked
+from training.toy import small, toy
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
+)
+DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
+everywhere = pytest.mark.parametrize("device", DEVICES)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
+def test_the_kernels_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
+    child = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+
+
+def both(config: SeriesConfig, device: str, dtype: torch.dtype = torch.float32) -> tuple[Stacked, Stacked]:
+    """Members that are computed by the kernels, and the same by the formulas in float64."""
+    seeds, where = (3, 4, 5), torch.device(device)
+    ours = Stacked(config, seeds, where, torch.float32, dtype)
+    truth = Stacked(config, seeds, where, torch.float64, torch.float64)
+    assert ours.fused and not truth.fused
+    with torch.no_grad():
+        noise = 0.1 * torch.randn(ours.matrix.shape, device=where)
+        for stacked in (ours, truth):
+            for name, view in stacked._split(list(stacked._shapes), stacked.matrix):
+                at = dict(ours._split(list(ours._shapes), noise))[name]
+                view += at
+            stacked.refresh()
+    return ours, truth
+
+
+def named(stacked: Stacked, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
+    return dict(stacked._split(list(stacked._shapes), matrix))
+
+
+@everywhere
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("encoder", ["mvts", "flowformer"])
+@pytest.mark.parametrize(("length", "channels", "d_model", "padded"), [(12, 3, 16, True), (7, 8, 24, False)])
+def test_scores_gradients_and_moments_are_those_of_the_formulas(
+    encoder, task, length, channels, d_model, padded, device
+):
+    outputs = 1 if task == "regression" else 5
+    config = SeriesConfig(
+        channels, length, outputs, encoder, "bn", task, d_model=d_model, layers=2, feedforward=40, dropout=0.0
+    )
+    ours, truth = both(config, device)
+    batch = 6
+    x = torch.randn(3, batch, length, 8, device=device)
+    x[..., channels:] = 0.0
+    padding = None
+    if padded:
+        padding = torch.arange(length, device=device) >= torch.randint(2, length + 1, (3, batch, 1), device=device)
+        x = x.masked_fill(padding.unsqueeze(-1), 0.0)
+    for training in (True, False):
+        scores, expected = forward(ours, x, padding, training), forward(truth, x.double(), padding, training)
+        torch.testing.assert_close(scores.double(), expected, rtol=1e-4, atol=1e-5)
+        if not training:
+            continue  # nobody asks for gradients there
+        up = torch.randn_like(scores)
+        ours.gather((scores * up).sum())
+        truth.gather((expected * up.double()).sum())
+        found, wanted = named(ours, ours.matrix.grad), named(truth, truth.matrix.grad)
+        for name, gradient in wanted.items():
+            budget = 1e-4 * max(1.0, gradient.abs().max().item())
+            torch.testing.assert_close(found[name].double(), gradient, rtol=0, atol=budget, msg=name)
+        for name, buffer in truth.buffers.items():
+            torch.testing.assert_close(ours.buffers[name].double(), buffer, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@everywhere
+def test_dropout_drops_its_share_and_the_backward_pass_finds_the_mask_again(device):
+    p, rows, width = 0.3, 600, 48
+    x = torch.zeros(2, rows, width, device=device)
+    a = torch.ones(2, rows, width, device=device, requires_grad=True)
+    weight = torch.eye(width, device=device).expand(2, -1, -1).contiguous()
+    zero, one = torch.zeros(2, width, device=device), torch.ones(2, width, device=device)
+    norm = fused.Norm(one, zero, zero.clone(), one.clone())
+    for seed in (7, 8):
+        drop = fused.Dropout(p, torch.tensor([seed], dtype=torch.int32, device=device))
+        y = fused.add_norm(x, a, weight, zero, norm, drop, True)
+        kept = y > 0
+        assert kept.float().mean().item() == pytest.approx(1 - p, abs=4 * (p * (1 - p) / kept.numel()) ** 0.5)
+        for dim in (1, 2):
+            spread = kept.float().mean(dim).std().item()
+            assert spread == pytest.approx((p * (1 - p) / kept.shape[dim]) ** 0.5, rel=0.35)
+        assert not torch.equal(kept[0], kept[1])
+        (gradient,) = torch.autograd.grad((y * torch.randn_like(y)).sum(), a)
+        torch.testing.assert_close(gradient != 0, kept)
+    up = torch.randn_like(y)
+    other = fused.add_norm(x, a, weight, zero, norm, drop, True)
+    assert torch.equal(other > 0, kept)
+    (first,) = torch.autograd.grad((other * up).sum(), a)
+    reference = a * kept / (1 - p)
+    reference = (reference - reference.mean(1, keepdim=True)) * (
+        reference.var(1, keepdim=True, correction=0) + 1e-5
+    ).rsqrt()
+    (second,) = torch.autograd.grad((reference * up).sum(), a)
+    torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
+
+
+@everywhere
+def test_every_place_of_the_model_has_dropout_of_its_own(device):
+    """The expectation over many draws is near the score without dropout, and no two draws are alike."""
+    config = SeriesConfig(3, 6, 4, "mvts", "softmax", d_model=16, layers=1, feedforward=16, dropout=0.2)
+    ours = Stacked(config, (0,), torch.device(device), torch.float32, torch.float32)
+    x = torch.randn(1, 4, 6, 8, device=device)
+    x[..., 3:] = 0.0
+    draws = torch.stack([forward(ours, x, None, True).detach() for _ in range(3)])
+    assert (draws[0] - draws[1]).abs().max() > 1e-3 and (draws[1] - draws[2]).abs().max() > 1e-3
+
+
+@everywhere
+@pytest.mark.parametrize("rough", [False, True])
+def test_an_update_is_the_optimisers(rough, device):
+    torch.manual_seed(0)
+    start, gradient = torch.randn(2, 3, 40, device=device).unbind()
+    alive = torch.tensor([True, False, True], device=device)
+    norms = torch.linalg.vector_norm(gradient, dim=1)
+    matrices = []
+    for combined in (False, True):
+        matrix = start.clone()
+        matrix.grad = gradient.clone()
+        optimizer = Optimizer(matrix, "radam", 1e-2, 8)
+        copy = matrix[:, 24:].to(torch.float16) if rough else matrix[:, 40:]
+        for _ in range(9):  # one more than was said: the last coefficients are used again
+            if combined:
+                optimizer.clipped_step(norms, 2.0, alive, copy)
+            else:
+                matrix.grad.copy_(gradient * (2.0 / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1))
+                matrix.grad.masked_fill_(~alive.unsqueeze(1), 0.0)
+                optimizer.step()
+        matrices.append(matrix)
+        if rough and combined:
+            torch.testing.assert_close(copy, matrix[:, 24:].to(torch.float16))
+    torch.testing.assert_close(*matrices, rtol=1e-5, atol=1e-6)
+
+
+@everywhere
+@pytest.mark.parametrize("encoder", ["mvts", "flowformer"])
+def test_steps_of_an_ensemble_lead_where_the_formulas_lead(encoder, device):
+    recipe = small(encoder=encoder, dtype="float32")
+    data = toy()
+    found = []
+    for dtype in ("float32", "float64"):
+        ensemble = Ensemble(data, "softmax", replace(recipe, dtype=dtype), (0, 1), torch.device(device))
+        rows = torch.stack([torch.arange(8), torch.arange(8, 16)]).to(device)
+        for _ in range(5):
+            ensemble.step(rows)
+        found.append((ensemble.total.double(), ensemble.evaluate("test").double()))
+    torch.testing.assert_close(*(total for total, _ in found), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(*(metric for _, metric in found), rtol=0, atol=0.1)
