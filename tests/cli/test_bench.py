@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import primaldual
-from primaldual.bench import measure, targets
+from primaldual.bench import measure, record, targets, training
 from primaldual.cli import app, bench
 
 TINY = ("--device", "cpu", "--lengths", "16,64", "--batch", "1", "--heads", "4", "--head-dims", "8", "--repeats", "3")
@@ -135,3 +135,72 @@ def test_a_missed_target_sets_the_exit_status(tmp_path, monkeypatch, quick_ceili
     assert ("MISSED" in result.stdout) == bool(status) and "≤ 0.475" in result.stdout and "≥ 0.85" in result.stdout
     assert len(json.loads(path.read_text())["targets"]) == len(targets.TARGETS)
     assert path.with_suffix(".png").exists()
+
+
+def test_training_writes_a_table_a_record_and_a_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "SAMPLE_SECONDS", 1e-3)
+    path = tmp_path / "training.json"
+    result = call(
+        "training", "--device", "cpu", "--quick", "--batch", "2", "--steps", "8", "--mechanisms", "softmax",
+        "--impl", "auto,ragged", "--output", str(path),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "training step: softmax, float32, 2 seeds together, sizes below the paper's" in result.stdout
+    assert "Heartbeat, softmax, ragged: impl='ragged' cannot compute this" in result.stdout
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+    content = json.loads(path.read_text())
+    assert content["complete"] is True and content["targets"] == []
+    assert content["environment"]["command"].startswith("primaldual bench training --mechanisms softmax --batch 2")
+    assert str(tmp_path) not in path.read_text()
+    assert [(r["dataset"], r["impl"]) for r in content["records"]] == [
+        (name, impl) for name in ("SpokenArabicDigits", "Heartbeat") for impl in ("auto", "ragged")
+    ]
+    assert {
+        "dataset", "mechanism", "impl", "executor", "seeds", "dtype", "batch", "length", "channels", "outputs",
+        "series", "padded", "full_size", "dropout", "layers", "d_model", "heads", "ms_per_step_per_seed",
+        "rival_ms_per_step_per_seed", "ratio", "ratio_min", "ratio_max", "steps_per_second", "rival_steps_per_second",
+        "peak_bytes_per_seed", "rival_peak_bytes_per_seed", "memory_ratio", "repeats", "steps_per_sample", "error",
+    } <= set(content["records"][0])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--only", "Hartbeat"), "--only got 'Hartbeat'; did you mean Heartbeat?"),
+        (("--only", "zzz"), "--only takes EthanolConcentration"),
+        (("--only", ","), "nothing to measure"),
+        (("--mechanisms", "softmx"), "did you mean 'softmax'"),
+        (("--mechanisms", "linear-bn", "--only", "BasicMotions"), "no β of linear-bn for BasicMotions"),
+        (("--dtype", "float64"), "--dtype takes bfloat16, float32; got 'float64'"),
+        (("--impl", "magic"), "--impl takes auto, linear"),
+        (("--device", "tpu"), "--device must be cuda or cpu"),
+    ],
+)
+def test_training_refuses_in_one_line(tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    result = call("training", "--device", "cpu", *arguments)
+    assert result.exit_code == 2
+    assert said in one_line(result)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("ms", "options", "status"), [(0.1, (), 0), (9.0, (), 1), (9.0, ("--repeats", "3"), 1), (9.0, ("--quick",), 0)]
+)
+def test_a_missed_training_target_fails_a_run_with_the_defaults(tmp_path, monkeypatch, ms, options, status):
+    def measured(self, case):
+        return asdict(case) | {
+            "batch": 64, "length": case.length, "full_size": True, "layers": 1, "d_model": 64, "executor": "sdpa",
+            "error": None, "ms_per_step_per_seed": ms, "rival_ms_per_step_per_seed": 9.0, "ratio": ms / 9,
+            "steps_per_second": 1.0, "peak_bytes_per_seed": 2**30, "rival_peak_bytes_per_seed": 2**30,
+        }  # fmt: skip
+
+    monkeypatch.setattr(bench, "TRAINING", {"cpu": bench.TRAINING["cuda"]})
+    monkeypatch.setattr(record, "device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(training.TrainingBench, "measure", measured)
+    path = tmp_path / "training.json"
+    result = call("training", "--device", "cpu", "--no-plot", "--output", str(path), *options)
+    assert result.exit_code == status, result.output
+    assert ("MISSED" in result.stdout) == (ms > 1) and "≤ 0.6 ms" in result.stdout
+    assert len(json.loads(path.read_text())["targets"]) == (2 if options == ("--quick",) else 8)

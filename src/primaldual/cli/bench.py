@@ -1,15 +1,18 @@
-"""`primaldual bench kernels`, `primaldual bench layers`."""
+"""`primaldual bench kernels`, `primaldual bench layers`, `primaldual bench training`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from ..primal import mechanism
 from .main import _escape, _fail, app, console, errors
@@ -17,6 +20,7 @@ from .options import scales_option
 
 if TYPE_CHECKING:
     from ..bench import Case
+    from ..bench.training_case import TrainingCase
 
 T = TypeVar("T")
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -33,9 +37,17 @@ QUICK: dict[str, dict[str, Any]] = {
     "cuda": {"lengths": (128, 1024), "head_dims": (64,), "repeats": 5},
     "cpu": {"lengths": (128, 512), "tokens": 512, "repeats": 3},
 }
+TRAINING: dict[str, dict[str, Any]] = {
+    "cuda": {"seeds": 5, "dtype": "bfloat16", "impl": "auto,sdpa", "batch": None, "steps": None, "repeats": 30},
+    "cpu": {"seeds": 2, "dtype": "float32", "impl": "auto", "batch": 8, "steps": 64, "repeats": 7},
+}
+QUICK_SETS = "SpokenArabicDigits,Heartbeat"
+SETS = f"{QUICK_SETS},SelfRegulationSCP1,EthanolConcentration"
 MECHANISMS = ("bn", "sh", "bn+sh", "linear")
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 PRESET_OPTIONS = {"preset", "output", "plot", "repeats", "quick", "device"}
+TRAINING_OPTIONS = {"output", "plot", "repeats", "device"}
+"""What may be given beside the defaults without a target ceasing to be one."""
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -108,24 +120,17 @@ def measure(
     about = record.environment(where, _command(ctx))
     summary: run.Summary = targets.verdicts if preset else lambda done: {}
     try:
-        with _progress(cases) as before:
+        with _progress(cases, lambda case: f"{case.mechanism}, {case.length}, {case.step}, {case.mode}") as before:
             content = run.run(runner, cases, path, about, before, summary)
     except OSError as error:
         raise _fail(f"{path} could not be written: {error.strerror}; choose another file with --output", 1) from None
     if content["records"]:
-        # a log has no width of its own, so nothing need be cut there
-        wide = console if console.is_terminal else Console(width=max(console.width, 120))
-        for one in [table.targets_table(content)] if preset else table.results_tables(content):
-            wide.print(one)
+        _show([table.targets_table(content)] if preset else table.results_tables(content))
     console.print(table.LEGEND, style="dim", highlight=False, soft_wrap=True)
     console.print(table.ceilings_line(content), style="dim", highlight=False, soft_wrap=True)
     if plot:
-        _plot(content, path)
-    console.print(f"{content['wall_seconds']:.0f} s. Written: [bold]{_escape(str(path))}[/]", soft_wrap=True)
-    if not content["complete"]:
-        raise _fail(f"stopped after {len(content['records'])} of {len(cases)}; those were written", 130)
-    if preset and (missed := [t for t in content["targets"] if not t["met"]]):
-        raise _fail(f"{len(missed)} of {len(content['targets'])} targets missed", 1)
+        _plot("plot", "targets_plot" if preset else "ratio_plot", content, path)
+    _finish(content, path, len(cases), fails=preset is not None)
 
 
 _HOW = """
@@ -154,6 +159,119 @@ bench.command(
     epilog="**Examples**\n\n- `primaldual bench layers --quick`"
     "\n\n- `primaldual bench layers --lengths 4096 --batch 8 --mechanisms bn,bn+sh`",
 )(measure)
+
+
+@bench.command(
+    epilog="**Examples**\n\n- `primaldual bench training` (on an H200 exit status 1 if a target is missed)"
+    "\n\n- `primaldual bench training --only PEMS-SF,JapaneseVowels --mechanisms softmax,bn+sh --seeds 3`"
+    "\n\n- `primaldual bench training --quick --device cpu`"
+)
+def training(
+    ctx: typer.Context,
+    only: Annotated[
+        str | None, typer.Option(metavar="SET,SET", help="Sets of known size instead of four.", show_default=False)
+    ] = None,
+    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = "softmax",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Members: 5 on CUDA, 2 on a CPU unless given.", show_default=False)
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Series per step: the recipe's, 8 on a CPU unless given.", show_default=False),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Where series are cut: nowhere, 64 on a CPU unless given.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="`bfloat16` (on CUDA unless given) or `float32`.", show_default=False)
+    ] = None,
+    impl: Annotated[
+        str | None,
+        typer.Option(help="Executors of the attention: `auto,sdpa` on CUDA, `auto` on a CPU.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="`results/<device>/training.json` unless given.", show_default=False)
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="A PNG beside the JSON.")] = True,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Rounds: 30 on CUDA, 7 on a CPU unless given.", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The two sets of short series, few rounds.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="`cuda` or `cpu`; a GPU where there is one.", show_default=False)
+    ] = None,
+) -> None:
+    """Measure the training step of the paper's time-series models, per seed, with all seeds together.
+
+    Model, batch and dropout are the recipe's for each set; series are random, of the published sizes and, where the
+    archive's are, of unequal lengths. In turns with it runs what people would do instead: one model at a time in a
+    plain torch loop. On a CPU batches and series are small, so that it ends in seconds; the table says what was run.
+
+    Time is that of device events on CUDA, after a warm-up, and of the wall clock on a CPU. Peak memory (CUDA) is the
+    most that was allocated since before the models were built, the series included, divided by the seeds.
+    """
+    from ..bench import record
+    from ..bench import training_targets as targets
+    from ..bench.training import TrainingBench, run
+
+    try:
+        where = _device(device)
+        settings = TRAINING[where.type]
+        cases = _training_cases(
+            only or (QUICK_SETS if quick else SETS), mechanisms, impl or settings["impl"], dtype or settings["dtype"],
+            seeds or settings["seeds"], batch or settings["batch"], steps or settings["steps"],
+        )  # fmt: skip
+    except ValueError as error:
+        raise _fail(error, 2) from None
+    path = output or Path("results") / record.slug(where) / "training.json"
+    runner = TrainingBench(where, repeats or (3 if quick else settings["repeats"]), budget=0.5 if quick else 5.0)
+    about = record.environment(where, _command(ctx))
+    try:
+        with _progress(cases, lambda case: f"{case.dataset}, {case.mechanism}, {case.impl}") as before:
+            content = run(runner, cases, path, about, before)
+    except OSError as error:
+        raise _fail(f"{path} could not be written: {error.strerror}; choose another file with --output", 1) from None
+    _show(targets.results_tables(content) + ([targets.targets_table(content)] if content["targets"] else []))
+    for one in content["records"]:
+        if one["error"]:
+            what = f"{one['dataset']}, {one['mechanism']}, {one['impl']}: {one['error']}"
+            console.print(f"[yellow]note:[/] {_escape(what)}", highlight=False, soft_wrap=True)
+    console.print(targets.LEGEND, style="dim", highlight=False, soft_wrap=True)
+    if plot:
+        _plot("training_plot", "training_plot", content, path)
+    _finish(content, path, len(cases), fails={name for name, *_ in _given(ctx)} <= TRAINING_OPTIONS)
+
+
+def _training_cases(
+    only: str, mechanisms: str, impl: str, dtype: str, seeds: int, batch: int | None, steps: int | None
+) -> list[TrainingCase]:
+    """The cases that the options ask for; a ValueError says what is wrong with them."""
+    from ..bench.training_case import TrainingCase
+    from ..data import manifest
+    from ..ops import EXECUTORS
+
+    sets, names, impls = (tuple(_parts("", text, str)) for text in (only, mechanisms, impl))
+    for option, given, known in (
+        ("--only", sets, tuple(manifest())),
+        ("--impl", impls, ("auto", *EXECUTORS)),
+        ("--dtype", (dtype := SHORT.get(dtype, dtype),), ("bfloat16", "float32")),
+    ):
+        for wrong in (one for one in given if one not in known):
+            near = difflib.get_close_matches(wrong, known, n=1) if option == "--only" else []
+            what = f"got {wrong!r}; did you mean {near[0]}?" if near else f"takes {', '.join(known)}; got {wrong!r}"
+            raise ValueError(f"{option} {what}")
+    cases = [
+        TrainingCase(name, column, executor, seeds, dtype, batch, steps)
+        for column in names
+        for name in sets
+        for executor in impls
+    ]
+    if not cases:
+        raise ValueError("nothing to measure: --only, --mechanisms and --impl each need a name")
+    for case in cases:
+        case.config()  # raises where there is no such model
+    return cases
 
 
 def _device(asked: str | None) -> torch.device:
@@ -249,39 +367,56 @@ def _command(ctx: typer.Context) -> str:
     return " ".join(parts)
 
 
-class _progress:  # noqa: N801
-    """A bar over the cases, on stderr; entering gives what to call before each."""
+class _progress(Generic[T]):  # noqa: N801
+    """A bar over the cases, on stderr; entering gives what to call before each, and with None before the ceilings."""
 
-    def __init__(self, cases: list[Case]) -> None:
+    def __init__(self, cases: Sequence[T], describe: Callable[[T], str]) -> None:
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("ETA"),
             TimeRemainingColumn(),
         )  # fmt: skip
-        self._bar, self._started = Progress(*columns, console=errors, transient=True), 0
-        self._task = self._bar.add_task("ceilings", total=len(cases))
+        self._bar, self._started, self._describe = Progress(*columns, console=errors, transient=True), 0, describe
+        self._task = self._bar.add_task("", total=len(cases))
 
-    def __enter__(self) -> Callable[[Case | None], None]:
+    def __enter__(self) -> Callable[[T | None], None]:
         self._bar.start()
         return self._before
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def _before(self, case: Case | None) -> None:
-        if case is not None:
-            what = f"{case.mechanism}, {case.length}, {case.step}, {case.mode}"
-            self._bar.update(self._task, completed=self._started, description=what)
-            self._started += 1
+    def _before(self, case: T | None) -> None:
+        if case is None:
+            self._bar.update(self._task, description="ceilings")
+            return
+        self._bar.update(self._task, completed=self._started, description=self._describe(case))
+        self._started += 1
 
 
-def _plot(content: dict[str, Any], path: Path) -> None:
+def _show(tables: Sequence[Table]) -> None:
+    # a log has no width of its own, so nothing need be cut there
+    wide = console if console.is_terminal else Console(width=max(console.width, 120))
+    for one in tables:
+        wide.print(one)
+
+
+def _plot(module: str, function: str, content: dict[str, Any], path: Path) -> None:
+    """What a module of `primaldual.bench` draws of the content, beside the JSON."""
     from ..bench.record import write_bytes
 
     try:
-        from ..bench.plot import ratio_plot, targets_plot
+        picture = getattr(import_module(f"..bench.{module}", __package__), function)(content)
     except ModuleNotFoundError as error:
         console.print(f'[yellow]note:[/] no plot without {error.name}: pip install "primaldual\\[demo]"')
         return
-    picture = targets_plot(content) if "targets" in content else ratio_plot(content)
     if picture is not None:
         write_bytes(path.with_suffix(".png"), picture)
+
+
+def _finish(content: dict[str, Any], path: Path, cases: int, fails: bool) -> None:
+    """Say what was written; an exit where the run was stopped, or where a target is missed and that `fails`."""
+    console.print(f"{content['wall_seconds']:.0f} s. Written: [bold]{_escape(str(path))}[/]", soft_wrap=True)
+    if not content["complete"]:
+        raise _fail(f"stopped after {len(content['records'])} of {cases}; those were written", 130)
+    if fails and (missed := [target for target in content["targets"] if not target["met"]]):
+        raise _fail(f"{len(missed)} of {len(content['targets'])} targets missed", 1)

@@ -1,0 +1,208 @@
+"""The training step of the paper's time-series models: all seeds together, against one model at a time."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.utils import clip_grad_norm_
+
+from ..data import Dataset
+from ..models import build
+from ..ops import plan
+from ..training import Ensemble
+from .case import DTYPES
+from .measure import Record, _reason, _spread
+from .record import write
+from .timing import Contestant, Step, Timed, in_turns
+from .training_case import SHORTEST, TrainingCase
+from .training_targets import REFERENCE, verdicts
+
+SAMPLE_SECONDS = 0.05
+"""A timed sample has so many steps that it lasts this long."""
+
+BATCHES = {"cuda": 8, "cpu": 2}
+"""Different batches, taken in turns; all of them warm up."""
+
+
+class _Peaked(NamedTuple):
+    """Something to time, and the most bytes that were allocated for it; CUDA alone counts them."""
+
+    timed: Timed
+    peak: int | None
+
+
+class TrainingBench:
+    """Measures cases on one device: an `Ensemble`, and in turns with it one model as a plain loop trains it.
+
+    That loop is torch's: `SeriesTransformer`, autocast where the dtype is bfloat16, `clip_grad_norm_`, the recipe's
+    optimiser. Its softmax attention is torch's fused one; other mechanisms have the executor that is chosen for them.
+    The ratio is the median of the rounds' ratios, per seed.
+
+    Args:
+        device: where to run.
+        repeats: rounds per case.
+        budget: seconds after which a case makes do with fewer rounds, three at least.
+    """
+
+    def __init__(self, device: torch.device, repeats: int, budget: float = 5.0) -> None:
+        self.device, self.repeats, self.budget = device, repeats, budget
+
+    def measure(self, case: TrainingCase) -> Record:
+        """A record; where the case is refused or memory runs out, one whose `error` says why."""
+        recipe = case.recipe
+        record: Record = asdict(case) | {
+            "batch": recipe.batch_size, "length": case.length, "full_size": case.full_size, "dropout": recipe.dropout,
+            "d_model": recipe.d_model, "heads": recipe.heads, "layers": recipe.layers, "error": None,
+        }  # fmt: skip
+        del record["steps"]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch says at length what it would rather be given
+                return record | self._measure(case)
+        except Exception as error:
+            return record | {"error": _reason(error)}
+        finally:
+            self._tidy()
+
+    def _measure(self, case: TrainingCase) -> Record:
+        data = case.data()
+        record: Record = {
+            "channels": data.channels, "outputs": data.outputs, "series": len(data.train),
+            "padded": data.train.padding is not None, "executor": self._executor(case),
+        }  # fmt: skip
+        ours, rival = self._ready(self._together(case, data)), self._ready(self._alone(case, data))
+        rounds = in_turns([ours.timed, rival.timed], self.repeats, self.budget)
+        each = [(1e3 * mine / case.seeds, 1e3 * other) for mine, other in rounds]
+        record |= _spread("ms_per_step_per_seed", [mine for mine, _ in each])
+        record |= _spread("rival_ms_per_step_per_seed", [other for _, other in each])
+        record |= _spread("ratio", [mine / other for mine, other in each])
+        record |= {
+            "steps_per_second": 1e3 / record["ms_per_step_per_seed"],
+            "rival_steps_per_second": 1e3 / record["rival_ms_per_step_per_seed"],
+            "peak_bytes_per_seed": ours.peak and ours.peak // case.seeds,
+            "rival_peak_bytes_per_seed": rival.peak,
+            "memory_ratio": ours.peak and rival.peak and ours.peak / case.seeds / rival.peak,
+            "repeats": len(rounds), "steps_per_sample": ours.timed.inner,
+        }  # fmt: skip
+        if case.full_size and case.mechanism == "softmax" and case.dataset in REFERENCE:
+            record["reference"] = REFERENCE[case.dataset]._asdict()
+        return record
+
+    def _ready(self, make: Callable[[], Contestant]) -> _Peaked:
+        """Built, warmed up and with the memory of its first steps counted, beyond what was there before."""
+        self._tidy()
+        cuda = self.device.type == "cuda"
+        before = torch.cuda.memory_allocated() if cuda else 0
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        timed = Timed(make(), "eager", self.device)
+        timed.inner = math.ceil(SAMPLE_SECONDS / timed.sample())
+        return _Peaked(timed, torch.cuda.max_memory_allocated() - before if cuda else None)
+
+    def _together(self, case: TrainingCase, data: Dataset) -> Callable[[], Contestant]:
+        def make() -> Contestant:
+            ensemble = Ensemble(data, case.primal, case.recipe, range(case.seeds), self.device)
+            steps: list[Step] = [partial(ensemble.step, rows) for rows in self._batches(case, case.seeds, data)]
+            steps[0]()
+            if not bool(ensemble.alive.all()):
+                raise ArithmeticError("the loss is not finite")
+            return Contestant("together", steps, 0)
+
+        return make
+
+    def _alone(self, case: TrainingCase, data: Dataset) -> Callable[[], Contestant]:
+        def make() -> Contestant:
+            train = _Loop(case, data, self.device)
+            return Contestant("alone", [partial(train, rows[0]) for rows in self._batches(case, 1, data)], 0)
+
+        return make
+
+    def _batches(self, case: TrainingCase, members: int, data: Dataset) -> list[Tensor]:
+        """Rows [members, batch] of the training series: full batches, no series twice in one."""
+        draw = torch.Generator().manual_seed(1)
+        drawn = torch.rand(BATCHES[self.device.type], members, len(data.train), generator=draw).argsort(-1)
+        return list(drawn[..., : case.recipe.batch_size].contiguous().to(self.device))
+
+    def _executor(self, case: TrainingCase) -> str:
+        """What runs the attention of all members, as `primaldual.plan` says it of a captured step."""
+        config, primal = case.config(), case.primal
+        width = config.d_model // config.heads
+        made: dict[str, Any] = {"device": self.device, "dtype": DTYPES[case.dtype]}
+        x = torch.zeros(case.seeds * case.recipe.batch_size, config.heads, config.length, width, **made)
+        hidden = torch.zeros(len(x), config.length, dtype=torch.bool, device=self.device)
+        mask = hidden if case.dataset in SHORTEST and config.encoder == "mvts" else None
+        own = primal.learned(config.heads, width) | primal.features.state(width)
+        with torch.cuda.stream(torch.cuda.Stream()) if self.device.type == "cuda" else nullcontext():
+            return plan(
+                x.requires_grad_(), x, x, primal, key_padding_mask=mask, query_padding_mask=mask,
+                dropout_p=config.dropout if config.attention_dropout is None else config.attention_dropout,
+                impl=case.impl, parameters={name: p.to(**made) for name, p in own.items()},
+            ).impl  # fmt: skip
+
+    def _tidy(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class _Loop:
+    """One model, as a plain loop trains it."""
+
+    def __init__(self, case: TrainingCase, data: Dataset, device: torch.device) -> None:
+        self.recipe, self.device, train = case.recipe, device, data.train.to(device)
+        self.x, self.padding, self.y = train.x, train.padding, train.y
+        self.loss = cross_entropy if data.classes else mse_loss
+        self.model = build(case.config("sdpa" if case.mechanism == "softmax" else "auto"), 0).to(device).train()
+        optimizer = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam}[self.recipe.optimizer]
+        self.optimizer = optimizer(self.model.parameters(), self.recipe.learning_rate)
+
+    def __call__(self, rows: Tensor) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.dtype == "bfloat16"):
+            scores = self.model(self.x[rows], None if self.padding is None else self.padding[rows])
+        self.loss(scores.float(), self.y[rows]).backward()
+        clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        self.optimizer.step()
+
+
+def run(
+    bench: TrainingBench,
+    cases: Sequence[TrainingCase],
+    path: Path,
+    environment: dict[str, Any],
+    before: Callable[[TrainingCase], None] = lambda case: None,
+) -> dict[str, Any]:
+    """What is written to `path`: environment, records, and the targets that they meet or miss.
+
+    The file is written after every case, and holds what there is when the run is interrupted (`complete` is False).
+    """
+    start = time.perf_counter()
+    content: dict[str, Any] = {"complete": False, "environment": environment, "records": []}
+
+    def save() -> None:
+        content["wall_seconds"] = round(time.perf_counter() - start, 1)
+        content["targets"] = verdicts(content)
+        write(path, content)
+
+    try:
+        for case in cases:
+            before(case)
+            content["records"].append(bench.measure(case))
+            save()
+        content["complete"] = True
+    except KeyboardInterrupt:
+        pass
+    save()
+    return content

@@ -1,0 +1,133 @@
+"""What a training step must take on an H200, what the reference takes there, and both for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from .table import _exact, _number, _size, _table
+
+LEGEND = """ms: per step and seed, median of interleaved rounds. alone: one model at a time in a plain torch loop, whose
+softmax is torch's fused attention. ratio: ms ÷ alone. mvts: ms of mvts_transformer on an H200. steps/s: of all seeds.
+shape: batch × steps. model: layers × width. executor: of the attention. memory: the most allocated, per seed."""
+
+
+class Reference(NamedTuple):
+    """mvts_transformer, one model at a time on an H200, at the paper's sizes: per step; None where not measured."""
+
+    ms: float
+    peak_bytes: int | None = None
+
+
+REFERENCE = {
+    "SpokenArabicDigits": Reference(14.0),
+    "Heartbeat": Reference(6.2),
+    "SelfRegulationSCP1": Reference(47.7, 14 * 2**30),
+    "EthanolConcentration": Reference(55.4, 24 * 2**30),
+}
+
+
+class TrainingTarget(NamedTuple):
+    """A figure of a record of softmax at the paper's sizes, with five seeds, and its upper bound.
+
+    impl: "sdpa" stands for library kernels, "auto" for the fastest there are.
+    """
+
+    dataset: str
+    impl: str
+    figure: str
+    must: float
+
+
+def _targets() -> Iterator[TrainingTarget]:
+    yield TrainingTarget("SpokenArabicDigits", "auto", "ms_per_step_per_seed", 0.6)
+    yield TrainingTarget("Heartbeat", "auto", "ms_per_step_per_seed", 0.5)
+    for name in ("SelfRegulationSCP1", "EthanolConcentration"):
+        yield TrainingTarget(name, "sdpa", "ms_per_step_per_seed", 5.0)
+        yield TrainingTarget(name, "auto", "ms_per_step_per_seed", 3.0)
+        peak = REFERENCE[name].peak_bytes
+        assert peak is not None
+        yield TrainingTarget(name, "auto", "peak_bytes_per_seed", peak / 8)
+
+
+TARGETS = tuple(_targets())
+
+
+def verdicts(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each target whose case was measured: its figure beside its bound. On an H200 alone, which they are stated for."""
+    if "H200" not in content["environment"]["device"]:
+        return []
+    places = {
+        (r["dataset"], r["impl"]): place
+        for place, r in enumerate(content["records"])
+        if r["mechanism"] == "softmax" and r["seeds"] == 5 and r["full_size"]
+    }
+    found = []
+    for dataset, impl, figure, must in TARGETS:
+        if (place := places.get((dataset, impl))) is not None:
+            value = content["records"][place].get(figure)
+            met = value is not None and value <= must
+            found.append(
+                {"name": _name(dataset, impl), "figure": figure, "value": value, "must": must, "met": met,
+                 "record": place}
+            )  # fmt: skip
+    return found
+
+
+def _name(dataset: str, impl: str) -> str:
+    return f"{dataset}, library kernels" if impl == "sdpa" else dataset
+
+
+def results_tables(content: dict[str, Any]) -> list[Table]:
+    """A table per mechanism, with one line per set and executor."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in content["records"]:
+        groups.setdefault(record["mechanism"], []).append(record)
+    return [_results(records) for records in groups.values()]
+
+
+def _results(records: list[dict[str, Any]]) -> Table:
+    first = records[0]
+    seeds = f"{first['seeds']} seed{'s' if first['seeds'] > 1 else ''} together"
+    cut = "random series" if all(r["full_size"] for r in records) else "sizes below the paper's"
+    table = _table(f"training step: {first['mechanism']}, {first['dtype']}, {seeds}, {cut}")
+    table.add_column("set", style="bold cyan", no_wrap=True)
+    shown = [name for name in ("peak_bytes_per_seed", "reference") if any(r.get(name) for r in records)]
+    headings = ["shape", "model", "executor", "ms", "alone", "ratio"]
+    headings += ["mvts"] * ("reference" in shown) + ["steps/s"]
+    headings += ["memory", "alone"] * ("peak_bytes_per_seed" in shown)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "executor" else "right", no_wrap=True)
+    for r in records:
+        cells = [r["dataset"], f"{r['batch']} × {r['length']}", f"{r['layers']} × {r['d_model']}"]
+        if r["error"]:
+            table.add_row(*cells, r["impl"], *("–" for _ in headings[3:]))
+            continue
+        cells += [r["executor"], f"[bold]{_exact(r['ms_per_step_per_seed'])}[/]"]
+        cells += [_exact(r["rival_ms_per_step_per_seed"]), _number(r["ratio"])]
+        if "reference" in shown:
+            cells.append(f"{r['reference']['ms']:g}" if "reference" in r else "–")
+        cells.append(f"{r['steps_per_second']:.0f}")
+        if "peak_bytes_per_seed" in shown:
+            cells += [_size(r["peak_bytes_per_seed"]), _size(r["rival_peak_bytes_per_seed"])]
+        table.add_row(*cells)
+    return table
+
+
+def targets_table(content: dict[str, Any]) -> Table:
+    """One line per target: measured and must."""
+    table = _table("targets on an H200: softmax, 5 seeds together, per seed")
+    table.add_column("target", style="bold cyan", no_wrap=True)
+    for heading in ("measured", "must", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for target in content["targets"]:
+        verdict = "[green]ok[/]" if target["met"] else "[bold red]MISSED[/]"
+        show = _milliseconds if target["figure"] == "ms_per_step_per_seed" else _size
+        table.add_row(target["name"], f"[bold]{show(target['value'])}[/]", f"≤ {show(target['must'])}", verdict)
+    return table
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g} ms"

@@ -1,0 +1,166 @@
+"""The training step that is measured is the recipe's, of random series of the set's sizes."""
+
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from primaldual.bench import training
+from primaldual.bench.training import TrainingBench, run
+from primaldual.bench.training_case import TrainingCase
+from primaldual.bench.training_plot import training_plot
+from primaldual.bench.training_targets import REFERENCE, TARGETS, results_tables, targets_table, verdicts
+from primaldual.data import manifest
+from primaldual.paper.runs import blank
+from primaldual.training import recipe_for
+
+CPU = torch.device("cpu")
+SMALL = TrainingCase("SpokenArabicDigits", seeds=2, dtype="float32", batch=4, steps=8)
+FIGURES = ("ms_per_step_per_seed", "rival_ms_per_step_per_seed", "ratio")
+
+
+def made(case, ms, peak=2**30):
+    """A record as `measure` would make it."""
+    recipe = case.recipe
+    record = asdict(case) | {"batch": recipe.batch_size, "length": case.length, "full_size": case.full_size}
+    record |= {"d_model": recipe.d_model, "layers": recipe.layers, "error": None, "executor": "sdpa", "ratio": 0.1}
+    record |= {"ms_per_step_per_seed": ms, "rival_ms_per_step_per_seed": 10 * ms, "steps_per_second": 1e3 / ms}
+    record |= {"peak_bytes_per_seed": peak, "rival_peak_bytes_per_seed": 4 * peak}
+    return record | {"reference": REFERENCE[case.dataset]._asdict()}
+
+
+def of_an_h200(records):
+    content = {"environment": {"device": "NVIDIA H200"}, "records": records}
+    return content | {"targets": verdicts(content)}
+
+
+@pytest.mark.parametrize("name", ["SpokenArabicDigits", "Heartbeat", "SelfRegulationSCP1", "EthanolConcentration"])
+def test_a_case_is_the_papers_model_and_batch(name):
+    case = TrainingCase(name)
+    recipe, config = recipe_for(blank(name)), case.config()
+    assert case.full_size and case.recipe.batch_size == recipe.batch_size == 64
+    assert config == recipe.model(blank(name), "softmax") and config.dropout == 0.1
+    assert not TrainingCase(name, batch=8).full_size and not TrainingCase(name, steps=8).full_size
+
+
+def test_the_executor_reaches_the_ensembles_model():
+    case = TrainingCase("Heartbeat", impl="sdpa")
+    assert case.recipe.model(blank("Heartbeat"), "softmax").impl == "sdpa"
+
+
+@pytest.mark.parametrize(("name", "unequal"), [("JapaneseVowels", True), ("Heartbeat", False)])
+def test_series_have_the_published_sizes_and_padding_where_lengths_differ(name, unequal):
+    data, entry = TrainingCase(name).data(), manifest()[name]
+    assert data.train.x.shape == (entry.cases[0][0], entry.length, entry.channels)
+    assert data.outputs == entry.classes and int(data.train.y.max()) == entry.classes - 1
+    assert (data.train.padding is not None) == unequal
+    if unequal:
+        assert data.train.x[data.train.padding].abs().max() == 0
+        assert data.train.lengths.min() >= 7 and data.train.lengths.max() == entry.length
+
+
+def test_a_set_smaller_than_the_batch_is_one_batch():
+    assert TrainingCase("BasicMotions").recipe.batch_size == 40
+
+
+@pytest.mark.parametrize(
+    "case",
+    [SMALL, TrainingCase("AppliancesEnergy", "bn", seeds=1, dtype="float32", batch=4, steps=8)],
+    ids=["padded", "regression"],
+)
+def test_a_record_says_what_was_measured(case, monkeypatch):
+    monkeypatch.setattr(training, "SAMPLE_SECONDS", 1e-3)
+    record = TrainingBench(CPU, repeats=3, budget=0.0).measure(case)
+    assert record["error"] is None, record["error"]
+    assert (record["batch"], record["length"], record["seeds"], record["repeats"]) == (4, 8, case.seeds, 3)
+    assert record["padded"] == (case.dataset == "SpokenArabicDigits") and record["dropout"] == 0.1
+    for name in FIGURES:
+        assert 0 < record[f"{name}_min"] <= record[name] <= record[f"{name}_max"]
+    assert record["steps_per_second"] == pytest.approx(1e3 / record["ms_per_step_per_seed"])
+    assert record["peak_bytes_per_seed"] is None and "reference" not in record
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+def test_time_is_divided_by_the_seeds(monkeypatch):
+    monkeypatch.setattr(training, "in_turns", lambda *given: [[0.4, 0.5]] * 3)
+    record = TrainingBench(CPU, repeats=3).measure(SMALL)
+    assert [record[name] for name in FIGURES] == pytest.approx([200.0, 500.0, 0.4])
+
+
+def test_the_rival_takes_a_step_of_the_same_recipe():
+    data = SMALL.data()
+    loop = training._Loop(SMALL, data, CPU)
+    before = [p.detach().clone() for p in loop.model.parameters()]
+    loop(torch.arange(4))
+    assert loop.model.training and loop.model.config.impl == "sdpa"
+    assert isinstance(loop.optimizer, torch.optim.RAdam)
+    assert all(not torch.equal(a, b) for a, b in zip(loop.model.parameters(), before, strict=True))
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in loop.model.parameters()]))
+    assert norm <= SMALL.recipe.clip * (1 + 1e-5)
+
+
+def test_a_refused_case_becomes_a_record_that_says_why():
+    record = TrainingBench(CPU, repeats=3).measure(TrainingCase("Heartbeat", impl="ragged", batch=2, steps=8))
+    assert "impl='ragged' cannot compute this" in record["error"] and "ratio" not in record
+
+
+def test_interrupting_keeps_what_was_measured(tmp_path, monkeypatch):
+    def measure(self, case):
+        if case.dataset == "Heartbeat":
+            raise KeyboardInterrupt
+        return made(case, 0.5)
+
+    monkeypatch.setattr(TrainingBench, "measure", measure)
+    path = tmp_path / "training.json"
+    cases = [TrainingCase("SpokenArabicDigits"), TrainingCase("Heartbeat")]
+    content = run(TrainingBench(CPU, 3), cases, path, {"device": "NVIDIA H200"})
+    written = json.loads(path.read_text())
+    assert written["complete"] is content["complete"] is False
+    assert [r["dataset"] for r in written["records"]] == [t["name"] for t in written["targets"]] == [cases[0].dataset]
+
+
+def test_the_targets_are_the_issues():
+    time, gib = "ms_per_step_per_seed", 2**30
+    assert set(TARGETS) == {
+        ("SpokenArabicDigits", "auto", time, 0.6), ("Heartbeat", "auto", time, 0.5),
+        ("SelfRegulationSCP1", "sdpa", time, 5.0), ("SelfRegulationSCP1", "auto", time, 3.0),
+        ("EthanolConcentration", "sdpa", time, 5.0), ("EthanolConcentration", "auto", time, 3.0),
+        ("SelfRegulationSCP1", "auto", "peak_bytes_per_seed", 1.75 * gib),
+        ("EthanolConcentration", "auto", "peak_bytes_per_seed", 3.0 * gib),
+    }  # fmt: skip
+
+
+def test_verdicts_are_those_of_the_cases_that_the_targets_name():
+    cases = [TrainingCase(name, impl=impl) for name in REFERENCE for impl in ("auto", "sdpa")]
+    content = of_an_h200([made(case, 4.0) for case in cases])
+    found = {(t["name"], t["figure"]): t["met"] for t in content["targets"]}
+    assert len(found) == len(TARGETS)
+    assert found["EthanolConcentration, library kernels", "ms_per_step_per_seed"] is True
+    assert found["EthanolConcentration", "ms_per_step_per_seed"] is False
+    assert found["EthanolConcentration", "peak_bytes_per_seed"] is True
+    assert targets_table(content).row_count == len(TARGETS)
+    assert training_plot(content).startswith(b"\x89PNG")
+    for other in ({"seeds": 4}, {"batch": 8}, {"mechanism": "bn"}):
+        assert of_an_h200([made(TrainingCase("Heartbeat", **other), 4.0)])["targets"] == []
+    assert verdicts(content | {"environment": {"device": "NVIDIA A100"}}) == []
+
+
+def test_a_figure_that_is_missing_misses_its_target():
+    refused = made(TrainingCase("Heartbeat"), 1.0) | {"error": "out of memory"}
+    del refused["ms_per_step_per_seed"]
+    content = of_an_h200([refused])
+    assert [(t["value"], t["met"]) for t in content["targets"]] == [(None, False)]
+    assert results_tables(content)[0].row_count == 1
+    assert training_plot(content) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["JapaneseVowels", "Heartbeat"])
+def test_a_gpu_record_has_memory(name):
+    record = TrainingBench(torch.device("cuda"), repeats=3, budget=0.5).measure(TrainingCase(name, seeds=2))
+    assert record["error"] is None, record["error"]
+    assert record["full_size"] and record["dtype"] == "bfloat16"
+    assert record["peak_bytes_per_seed"] > 0 and record["rival_peak_bytes_per_seed"] > 0
+    assert math.isfinite(record["ratio"]) and record["ratio"] > 0
