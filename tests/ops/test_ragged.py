@@ -7,6 +7,7 @@ process that runs this file. It computes bfloat16 products wrongly without a wor
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -206,6 +207,62 @@ def test_dropout_over_several_blocks() -> None:
         check(primal, (140, 140, 16, 16), torch.float16, heads=2, dropout_p=0.3)
 
 
+@pytest.fixture
+def swept(monkeypatch) -> Iterator[None]:
+    """Whole heads in one sweep, however few there are."""
+    ragged_launch._work.cache_clear()
+    monkeypatch.setattr(ragged_launch, "_FILL", 0)
+    work, parts = ragged_launch._work, []
+
+    def note(*key):
+        found = work(*key)
+        parts.append(found.parts)
+        return found
+
+    monkeypatch.setattr(ragged_launch, "_work", note)
+    yield
+    work.cache_clear()
+    assert 8 in parts
+
+
+@interpreted
+@pytest.mark.usefixtures("swept")
+@pytest.mark.parametrize(
+    ("primal", "shape", "others"),
+    [
+        (PRIMALS["softmax"], (37, 130, 16, 16), {"batch": 2}),
+        (PRIMALS["softmax"], (128, 256, 8, 5), {}),
+        (UNSORTED, (41, 150, 8, 8), {}),
+        (UNSORTED, (33, 150, 5, 16), {"mask": "bias"}),
+        (PRIMALS["softmax"], (20, 270, 8, 8), {"mask": "padding", "batch": 2}),
+        (PRIMALS["bn-learned"], (65, 140, 16, 8), {"mask": "padding"}),
+    ],
+    ids=["softmax", "whole blocks", "bn+sh", "bn+sh bias", "padding", "bn padding"],
+)
+def test_a_sweep_over_several_blocks(primal: Primal, shape: tuple, others: dict) -> None:
+    check(primal, shape, torch.float16, heads=4, **others)
+
+
+@interpreted
+@pytest.mark.usefixtures("swept")
+@pytest.mark.parametrize("mask", ["none", "bias"])
+def test_a_sweep_drops_what_the_hash_says(mask: str) -> None:
+    with replayed(UNSORTED, 4, 11):
+        check(UNSORTED, (70, 145, 8, 8), torch.float16, heads=4, dropout_p=0.3, mask=mask)
+
+
+@interpreted
+def test_many_long_heads_are_swept() -> None:
+    def parts(batch: int, points: int, dim: int, is_causal: bool = False) -> int:
+        layout = ragged_launch.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
+        device = torch.device("cpu")
+        return ragged_launch._work(layout, batch, 200, dim, torch.bfloat16, is_causal, device).parts
+
+    assert parts(1000, 200, 16) == parts(800, 2000, 8) == 8
+    assert parts(1000, 100, 16) == 4
+    assert parts(10, 200, 16) == parts(1000, 200, 64) == parts(1000, 200, 16, is_causal=True) == 3
+
+
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("seed", [0, 1, -5, 2**31 - 1])
 def test_what_dropout_keeps_looks_independent(seed: int, p: float) -> None:
@@ -215,12 +272,15 @@ def test_what_dropout_keeps_looks_independent(seed: int, p: float) -> None:
     variance = p * (1 - p)
     pairs = {
         "columns": x[..., 1:] * x[..., :-1],
+        "columns of one hash": x[..., 8:] * x[..., :-8],
         "far columns": x[..., 64:] * x[..., :-64],
         "rows": x[:, :, 1:] * x[:, :, :-1],
         "heads": x[:, 1:] * x[:, :-1],
         "batches": x[1:] * x[:-1],
     }
     squares = {f"squares {d}": pairs["columns"][:, :, d:] * pairs["columns"][:, :, :-d] for d in (1, 2, 16)}
+    squares["squares of one hash"] = pairs["columns of one hash"][:, :, 1:] * pairs["columns of one hash"][:, :, :-1]
+    squares["runs of one hash"] = pairs["columns of one hash"][..., 16:] * pairs["columns of one hash"][..., :-16]
     squares["far squares"] = pairs["far columns"][:, :, 8:] * pairs["far columns"][:, :, :-8]
     squares["squares of heads"] = pairs["columns"][:, 1:] * pairs["columns"][:, :-1]
     for power, products in enumerate(({"rate": x}, pairs, squares)):
@@ -397,3 +457,31 @@ def test_where_triton_is_not_installed(monkeypatch) -> None:
         attention(q, q, q, "bn+sh", impl="ragged")
     assert plan(q, q, q, "bn+sh").impl == "sdpa"
     assert attention(q, q, q, "bn+sh").shape == q.shape
+
+
+@interpreted
+@pytest.mark.parametrize("length", [40, 200])
+@pytest.mark.parametrize("name", ["bn", "bn+sh"])
+def test_large_scores_of_recentred_queries_have_right_gradients(name, length) -> None:
+    """Queries are rounded after the shift; scores of hundreds do not forgive another rounding in the backward pass."""
+    primal = mechanism("bn") if name == "bn" else mechanism("bn+sh", scales=(1, 2))
+    inputs = [
+        8 * torch.randn(1, 2, length, 8) + 24,
+        8 * torch.randn(1, 2, length, 8) + 24,
+        torch.randn(1, 2, length, 8),
+    ]
+    up = torch.randn(1, 2, length, 8)
+    found = {}
+    for impl, dtype in (("reference", torch.float64), ("reference", torch.float16), ("ragged", torch.float16)):
+        leaves = [x.half().to(dtype).requires_grad_() for x in inputs]
+        out = attention(*leaves, primal, impl=impl)
+        found[impl, dtype] = [out, *torch.autograd.grad(out, leaves, up.to(dtype))]
+    for mine, rough, truth in zip(
+        found["ragged", torch.float16],
+        found["reference", torch.float16],
+        found["reference", torch.float64],
+        strict=True,
+    ):
+        size = truth.abs().max()
+        budget = 3 * ((rough - truth).abs().max() / size).item() + 0.01
+        assert ((mine - truth).abs().max() / size).item() < budget

@@ -96,12 +96,13 @@ def test_an_empty_batch() -> None:
     assert all(g.shape == out.shape for g in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-def test_a_captured_step_equals_the_eager_one(is_causal: bool) -> None:
+@pytest.mark.parametrize("kind", ["all", "causal", "padded"])
+def test_a_captured_step_equals_the_eager_one(kind: str) -> None:
     qkv = tensors()
+    hidden = torch.rand(2, 129, device="cuda") < 0.3 if kind == "padded" else None
 
     def step() -> tuple[torch.Tensor, ...]:
-        out = attention(*qkv, UNSORTED, is_causal=is_causal, impl="ragged")
+        out = attention(*qkv, UNSORTED, is_causal=kind == "causal", key_padding_mask=hidden, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
     graph, results = captured(step)
@@ -161,3 +162,13 @@ def test_autocast_changes_nothing_for_bfloat16_inputs(others: dict) -> None:
         assert out.dtype == torch.bfloat16
         results.append((out, *torch.autograd.grad(out.float().square().sum(), qkv)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("mask", ["none", "padding"])
+@pytest.mark.parametrize("dim", [8, 16])
+@pytest.mark.parametrize("primal", [SOFTMAX, UNSORTED], ids=["softmax", "bn+sh"])
+def test_many_heads_are_swept_one_by_one(primal: Primal, dim: int, mask: str) -> None:
+    for length in (300, 384):
+        check(primal, (length, length, dim, dim), torch.bfloat16, mask=mask, batch=160, **CUDA)
+    with replayed(primal, HEADS, 77):
+        check(primal, (300, 300, dim, dim), torch.bfloat16, mask=mask, batch=160, dropout_p=0.1, **CUDA)

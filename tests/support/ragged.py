@@ -129,11 +129,12 @@ def kept(seed: int, batch: int, heads: Sequence[int], of: int, columns: Tensor, 
     seed &= _ALL
     batch_head = (torch.arange(batch)[:, None] * of + torch.tensor(list(heads))).to(columns.device)
     rows = torch.arange(columns.shape[0], device=columns.device)
-    row_bits = _mix((_mix(seed ^ batch_head)[:, :, None] + rows) & _ALL)
-    column_bits = _mix(((seed ^ 0x9E3779B9) + columns * 0x9E3779B1) & _ALL)
-    x = ((row_bits[..., None] ^ column_bits) * 0x9E3779B1) & _ALL
-    x = ((x ^ (x >> 15)) * 0x85EBCA77) & _ALL
-    return x >= int(p * 2**32)
+    row_bits = _mix((_mix(seed ^ batch_head)[:, :, None] + rows) & _ALL) | 1
+    powers = torch.tensor([pow(0x915F77F5, n, 2**32) for n in range(8)], device=columns.device)
+    group = columns & 7 | columns >> 6 << 3
+    column_bits = _mix(((seed ^ 0x9E3779B9) + group * 0x9E3779B1) & _ALL) | 1
+    column_bits = (column_bits * powers[columns >> 3 & 7]) & _ALL
+    return (row_bits[..., None] * column_bits) & _ALL >= int(p * 2**32)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ the short heads fill the gaps that the long ones leave.
 
     s_ij = (q_i − shift)·k_j · scale + bias_j,   p_ij = exp(s_ij − lse_i),   out_i = Σ_j p_ij v_j
 
-`shift` re-centres a head's queries. In the backward pass over keys it is a bias of the key, −shift·k_j. A causal head
+`shift` re-centres a head's queries; the backward pass is given the queries as they were rounded after it. A causal head
 whose windows hold `window` tokens sees the complete windows before its own, and one point of its own.
 """
 
@@ -44,20 +44,52 @@ def _mix(x):
 
 @triton.jit
 def _row_bits(seed, batch_head, rows):
-    return _mix(_mix(seed ^ batch_head.to(tl.uint32)) + rows.to(tl.uint32))
+    return _mix(_mix(seed ^ batch_head.to(tl.uint32)) + rows.to(tl.uint32)) | 1
 
 
 @triton.jit
 def _column_bits(seed, columns):
-    return _mix((seed ^ 0x9E3779B9) + columns.to(tl.uint32) * 0x9E3779B1)
+    """One hash for eight columns, 8 apart, that a thread holds; times powers of a multiplier for each of them."""
+    place = columns >> 3 & 7
+    x = _mix((seed ^ 0x9E3779B9) + (columns & 7 | columns >> 6 << 3).to(tl.uint32) * 0x9E3779B1) | 1
+    x *= tl.where((place & 1) == 0, 1, 0x915F77F5).to(tl.uint32)
+    x *= tl.where((place & 2) == 0, 1, 0xCA0BB079).to(tl.uint32)
+    return x * tl.where((place & 4) == 0, 1, 0x980C9931).to(tl.uint32)
+
+
+_COMPILED = tl.constexpr(isinstance(_mix, triton.JITFunction))
 
 
 @triton.jit
-def _keep(row_bits, column_bits, threshold):
-    """Whether a weight is kept: two multiplications a score, against the ten rounds of a counter-based generator."""
-    x = (row_bits ^ column_bits) * 0x9E3779B1
-    x = (x ^ (x >> 15)) * 0x85EBCA77
-    return x >= threshold
+def _drop(p, row_bits, column_bits, threshold):
+    """The weights that are kept, zero for others: one multiplication a score, of odd hashes, so that it is uniform.
+
+    As assembly the comparison stays with the selection. Apart they run out of predicate registers, or select after p
+    is rounded, one half of a register at a time: either way twice the instructions.
+    """
+    threshold = threshold.to(tl.uint32)
+    if _COMPILED:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .pred kept;
+            .reg .u32 bits;
+            mul.lo.u32 bits, $2, $3;
+            setp.ge.u32 kept, bits, $4;
+            selp.f32 $0, $1, 0f00000000, kept;
+            }""",
+            "=r,r,r,r,r", [p, row_bits, column_bits, threshold], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.where(row_bits * column_bits >= threshold, p, 0.0)
+
+
+@triton.jit
+def _score_gradient(p, dropped, dp, delta_row, DROPOUT: tl.constexpr):
+    """keep · ds, of keep · delta."""
+    if DROPOUT:
+        return dropped * dp - p * delta_row
+    else:
+        return p * (dp - delta_row)
 
 
 @triton.jit
@@ -105,6 +137,15 @@ def _points(table_ptr, head_row, batch, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def _strides(batch, head, row, EIGHTS: tl.constexpr):
+    """Strides that, to the compiler too, are multiples of 8 where EIGHTS says so: Triton itself looks for 16."""
+    if EIGHTS:
+        return batch // 8 * 8, head // 8 * 8, row // 8 * 8
+    else:
+        return batch, head, row
+
+
+@triton.jit
 def _visible(rows, count, window):
     """How many of a causal head's points each query sees: tokens up to it, or the windows complete before its own."""
     seen = tl.where(window == 1, rows + 1, rows // window)
@@ -139,7 +180,10 @@ def _forward_blocks(
         k = _load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, end, d, D, BLOCK_D, MASKED)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if HAS_BIAS:
-            bias = tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))
+            if MASKED:
+                bias = tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))
+            else:
+                bias = tl.load(bias_ptr + columns)
             s += bias[None, :] * (_LOG2E / scale)
         if MASKED:
             s = tl.where(columns[None, :] < seen[:, None], s, float("-inf"))
@@ -152,7 +196,7 @@ def _forward_blocks(
         fade = tl.exp2(m - base)
         total = total * fade + tl.sum(p, 1)
         if DROPOUT:
-            p = tl.where(_keep(row_bits[:, None], _column_bits(seed, columns)[None, :], threshold), p, 0.0)
+            p = _drop(p, row_bits[:, None], _column_bits(seed, columns)[None, :], threshold)
         v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, end, dv, DV, BLOCK_DV, MASKED)
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
         m = m_new
@@ -166,7 +210,7 @@ def forward(
     threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
-    DROPOUT: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    DROPOUT: tl.constexpr, ALIGNED: tl.constexpr, EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp (−inf where a query sees nothing) of one block of queries."""
     task = schedule_ptr + tl.program_id(0) * 4
@@ -178,6 +222,8 @@ def forward(
     rows = block * BM + tl.arange(0, BM)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
+    q_batch, q_head, q_row = _strides(q_batch, q_head, q_row, EIGHTS)
+    out_batch, out_head, out_row = _strides(out_batch, out_head, out_row, EIGHTS)
     q_base = q_ptr + batch * q_batch + head * q_head
     q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, True)
     if HAS_SHIFT:
@@ -218,7 +264,7 @@ def forward(
         fade = tl.exp2(m - base)
         total = total * fade + p
         if DROPOUT:
-            p = tl.where(_keep(row_bits, _column_bits(seed, rows * 0 + _OWN), threshold), p, 0.0)
+            p = _drop(p, row_bits, _column_bits(seed, rows * 0 + _OWN), threshold)
         acc = acc * fade[:, None] + p[:, None] * own_v.to(tl.float32)
         m = m_new
     empty = total == 0.0
@@ -231,30 +277,128 @@ def forward(
 
 @triton.jit
 def delta(
-    out_ptr, grad_ptr, delta_ptr, out_batch, out_head, out_row, grad_batch, grad_head, grad_row, H, L,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
+    out_ptr, grad_ptr, delta_ptr, lse_ptr, seed_ptr, out_batch, out_head, out_row, grad_batch, grad_head, grad_row, H,
+    L, width, keep,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr, DROPOUT: tl.constexpr, SWEEP: tl.constexpr,
+    EIGHTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """delta_i = out_i · grad_i = Σ_j p_ij (grad_i · v_j)."""
+    """delta_i = out_i · grad_i = Σ_j p_ij (grad_i · v_j).
+
+    For a sweep all that it needs of a query, [B, H, 3, width]: log-sum-exp in units of log 2, keep · delta, its hash.
+    """
     _begin(PDL)
     batch = (tl.program_id(1) // H).to(tl.int64)
     head = tl.program_id(1) % H
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     dv = tl.arange(0, BLOCK_DV)
+    out_batch, out_head, out_row = _strides(out_batch, out_head, out_row, EIGHTS)
+    grad_batch, grad_head, grad_row = _strides(grad_batch, grad_head, grad_row, EIGHTS)
     out_base = out_ptr + batch * out_batch + head * out_head
     grad_base = grad_ptr + batch * grad_batch + head * grad_head
     out = _load(out_base + rows[:, None] * out_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
     grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
     total = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    tl.store(delta_ptr + (batch * H + head) * L + rows, total, mask=rows < L)
+    if SWEEP:
+        at = delta_ptr + (batch * H + head) * 3 * width + rows
+        tl.store(at, _load_lse(lse_ptr + (batch * H + head) * L, rows, L))
+        tl.store(at + width, total * keep)
+        if DROPOUT:
+            bits = _row_bits(tl.load(seed_ptr).to(tl.uint32), batch * H + head, rows)
+            tl.store(at + 2 * width, bits.to(tl.float32, bitcast=True))
+    else:
+        tl.store(delta_ptr + (batch * H + head) * L + rows, total, mask=rows < L)
+
+
+@triton.jit
+def _store_points(
+    dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+):  # fmt: skip
+    """Gradients of points to their tokens: every token of a window has an equal share in its mean."""
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    inside = (columns < count)[:, None]
+    for place in range(expand):
+        token = columns * expand + place
+        size = tl.minimum(tokens - columns * expand, expand)
+        share = 1.0 / tl.maximum(size, 1).to(tl.float32)
+        write = inside & (token[:, None] < tokens)
+        dk_at = dk_ptr + token[:, None] * dk_row + d[None, :]
+        dv_at = dv_ptr + token[:, None] * dv_row + dv[None, :]
+        tl.store(dk_at, (dk * share[:, None]).to(dk_ptr.dtype.element_ty), mask=write & (d[None, :] < D))
+        tl.store(dv_at, (dvalue * share[:, None]).to(dv_ptr.dtype.element_ty), mask=write & (dv[None, :] < DV))
+
+
+@triton.jit
+def _backward_head(
+    q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+    dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, L, count, seed, scale,
+    threshold, keep,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All gradients of a head in one sweep, every score once; `sum_ptr` holds dq in float32 from block to block."""
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    back = scale / (_LOG2E * keep)  # from keep · ds to gradients
+    for first in tl.range(0, count, BN, num_stages=1):
+        columns = first + tl.arange(0, BN)
+        # beyond the last point its key once more, so that the weights are finite; to dq it is zero
+        there = tl.minimum(columns, count - 1)
+        k = _load(k_ptr + there[:, None] * k_stride + d[None, :], there, count, d, D, BLOCK_D, False)
+        k_zero = tl.where(columns[:, None] < count, k, 0.0)
+        v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
+        bias = tl.zeros((BN,), tl.float32)
+        if HAS_BIAS:
+            bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * _LOG2E
+        column_bits = columns
+        if DROPOUT:
+            column_bits = _column_bits(seed, columns)
+        dk = tl.zeros((BN, BLOCK_D), tl.float32)
+        dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
+        for start in tl.range(0, L, BM):
+            rows = start + tl.arange(0, BM)
+            q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
+            grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
+            lse = tl.load(rows_ptr + rows)
+            delta_row = tl.load(rows_ptr + width + rows)
+            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+            if HAS_BIAS:
+                p = tl.exp2(s * scale + (bias[:, None] - lse[None, :]))
+            else:
+                p = tl.exp2(s * scale - lse[None, :])
+            dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
+            dropped = p
+            if DROPOUT:
+                row_bits = tl.load(rows_ptr + 2 * width + rows).to(tl.uint32, bitcast=True)
+                dropped = _drop(p, row_bits[None, :], column_bits[:, None], threshold)
+            dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
+            ds = _score_gradient(p, dropped, dp, delta_row[None, :], DROPOUT)
+            ds = ds.to(q.dtype)
+            dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+            dq = tl.dot(tl.trans(ds), k_zero, input_precision=PRECISION) * back
+            at = sum_ptr + rows[:, None] * D + d[None, :]
+            here = (rows[:, None] < L) & (d[None, :] < D)
+            tl.store(at, dq + tl.load(at, mask=here & (first > 0), other=0.0), mask=here)
+        _store_points(
+            dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
+            BLOCK_DV,
+        )  # fmt: skip
+        tl.debug_barrier()  # the sums may be read by other threads than wrote them
+    for start in tl.range(0, L, BM):
+        rows = start + tl.arange(0, BM)
+        dq = _load(sum_ptr + rows[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True)
+        _store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
 
 
 @triton.jit
 def _backward_keys(
-    q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, shift_ptr,
-    dshift_ptr, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, batch_head, block, L, count,
+    q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+    dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, batch_head, block, L, count,
     window, seed, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr,
     DROPOUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of points, over all queries; and dq, where the block is all that the head has (WHOLE)."""
@@ -263,11 +407,8 @@ def _backward_keys(
     dv = tl.arange(0, BLOCK_DV)
     k = _load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
     v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
+    back = scale / (_LOG2E * keep)  # from keep · ds to gradients
     bias = tl.zeros((BN,), tl.float32)
-    shift = tl.zeros((BLOCK_D,), tl.float32)
-    if HAS_SHIFT:
-        shift = tl.load(shift_ptr + d, mask=d < D, other=0.0)
-        bias -= tl.sum(k.to(tl.float32) * shift[None, :], 1) * scale
     if HAS_BIAS:
         bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * _LOG2E
     column_bits = columns
@@ -275,7 +416,6 @@ def _backward_keys(
         column_bits = _column_bits(seed, columns)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
-    colsum = tl.zeros((BN,), tl.float32)
     first_row = 0
     if CAUSAL:  # the first query that sees the block's first point
         first_row = tl.where(window == 1, block * BN, (block * BN + 1) * window) // BM * BM
@@ -290,57 +430,41 @@ def _backward_keys(
         grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
         next_lse = _load_lse(lse_base, rows + BM, L)  # one block ahead: nothing else hides its latency
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        if HAS_SHIFT or HAS_BIAS:
+        if HAS_BIAS:
             p = tl.exp2(s * scale + (bias[:, None] - lse[None, :]))
         else:
             p = tl.exp2(s * scale - lse[None, :])
         if CAUSAL:
             p = tl.where(columns[:, None] < _visible(rows, count, window)[None, :], p, 0.0)
-        if WHOLE:
+        if WHOLE and not HAS_BIAS:
             p = tl.where(columns[:, None] < count, p, 0.0)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
-            kept = _keep(_row_bits(seed, batch_head, rows)[None, :], column_bits[:, None], threshold)
-            dropped = tl.where(kept, p / keep, 0.0)
-            dp = tl.where(kept, dp / keep, 0.0)
+            dropped = _drop(p, _row_bits(seed, batch_head, rows)[None, :], column_bits[:, None], threshold)
         dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
         if WHOLE:
-            ds = p * (dp - tl.sum(p * dp, 0)[None, :])
+            ds = _score_gradient(p, dropped, dp, tl.sum(dropped * dp, 0)[None, :], DROPOUT)
         else:
             next_delta = tl.load(delta_base + rows + BM, mask=rows + BM < L, other=0.0)
-            ds = p * (dp - delta_row[None, :])
+            ds = _score_gradient(p, dropped, dp, (delta_row * keep)[None, :], DROPOUT)
             delta_row = next_delta
-        if HAS_SHIFT:
-            colsum += tl.sum(ds, 1)
         ds = ds.to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if WHOLE:
-            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * (scale / _LOG2E)
+            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
             _store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
         lse = next_lse
-    if HAS_SHIFT:
-        dk -= colsum[:, None] * shift[None, :]
-        if WHOLE:
-            total = tl.sum(colsum[:, None] * k.to(tl.float32), 0) * (scale / _LOG2E)
-            tl.store(dshift_ptr + d, -total, mask=d < D)
-    dk *= scale / _LOG2E
-    inside = (columns < count)[:, None]
-    for place in range(expand):  # every token of a window has an equal share in its mean
-        token = columns * expand + place
-        size = tl.minimum(tokens - columns * expand, expand)
-        share = 1.0 / tl.maximum(size, 1).to(tl.float32)
-        write = inside & (token[:, None] < tokens)
-        dk_at = dk_ptr + token[:, None] * dk_row + d[None, :]
-        dv_at = dv_ptr + token[:, None] * dv_row + dv[None, :]
-        tl.store(dk_at, (dk * share[:, None]).to(dk_ptr.dtype.element_ty), mask=write & (d[None, :] < D))
-        tl.store(dv_at, (dvalue * share[:, None]).to(dv_ptr.dtype.element_ty), mask=write & (dv[None, :] < DV))
+    _store_points(
+        dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
+        BLOCK_DV,
+    )  # fmt: skip
 
 
 @triton.jit
 def _backward_queries_blocks(
     dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, start, end, row_bits, seed, scale,
-    threshold, keep,
+    threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
     MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -357,28 +481,29 @@ def _backward_queries_blocks(
         if MASKED:
             p = tl.where(columns[None, :] < seen[:, None], p, 0.0)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+        dropped = p
         if DROPOUT:
-            kept = _keep(row_bits[:, None], _column_bits(seed, columns)[None, :], threshold)
-            dp = tl.where(kept, dp / keep, 0.0)
-        ds = p * (dp - delta_row[:, None])
+            dropped = _drop(p, row_bits[:, None], _column_bits(seed, columns)[None, :], threshold)
+        ds = _score_gradient(p, dropped, dp, delta_row[:, None], DROPOUT)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
 
 @triton.jit
 def backward(
-    q_ptr, k_ptr, v_ptr, shift_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr,
-    delta_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, dshift_ptr, down_k_ptr, down_v_ptr, table_ptr, schedule_ptr,
+    q_ptr, k_ptr, v_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr,
+    delta_ptr, sum_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, table_ptr, schedule_ptr,
     q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head, dq_row,
-    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, bias_width, H, L, tokens, blocks, scale, threshold, keep,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, bias_width, H, L, width, tokens, scale, threshold,
+    keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BM_K: tl.constexpr, BN_K: tl.constexpr, BM_Q: tl.constexpr, BN_Q: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
     DROPOUT: tl.constexpr, EXPAND: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of points (kind 0; with all of dq, kind 2) and blocks of queries (kind 1); PARTS adds up 2^kind of those
-    that this launch has.
+    """Blocks of points (kind 0; with all of dq, kind 2) and blocks of queries (kind 1), or whole heads (kind 3, never
+    with others); PARTS adds up 2^kind of those that this launch has.
 
     With EXPAND the gradients of points go to the tokens that were averaged; else where the table says.
     """
@@ -395,22 +520,26 @@ def backward(
         seed = tl.load(seed_ptr).to(tl.uint32)
     k_ptr += k_start
     v_ptr += v_start
+    q_batch, q_head, q_row = _strides(q_batch, q_head, q_row, EIGHTS)
+    grad_batch, grad_head, grad_row = _strides(grad_batch, grad_head, grad_row, EIGHTS)
+    dq_batch, dq_head, dq_row = _strides(dq_batch, dq_head, dq_row, EIGHTS)
+    dk_batch, dk_head, dk_row = _strides(dk_batch, dk_head, dk_row, EIGHTS)
+    dv_batch, dv_head, dv_row = _strides(dv_batch, dv_head, dv_row, EIGHTS)
     q_base = q_ptr + batch * q_batch + head * q_head
     grad_base = grad_ptr + batch * grad_batch + head * grad_head
     dq_base = dq_ptr + batch * dq_batch + head * dq_head
     lse_base = lse_ptr + batch_head * L
     delta_base = delta_ptr
-    if PARTS != 4:
+    if PARTS == 8:
+        delta_base += batch_head * 3 * width
+        sum_ptr += batch_head * L * D
+    elif PARTS != 4:
         delta_base += batch_head * L
     if HAS_BIAS:
         bias_ptr += batch_head * bias_width
-    dshift_base = dshift_ptr
-    if HAS_SHIFT:
-        shift_ptr += batch_head * D
-        dshift_base += batch_head * blocks * D
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    if PARTS != 2 and (PARTS < 2 or PARTS == 4 or kind != 1):
+    if PARTS != 2 and (PARTS < 2 or PARTS == 4 or PARTS == 8 or kind != 1):
         if EXPAND:
             dk_base = dk_ptr + batch * dk_batch + head * dk_head
             dv_base = dv_ptr + batch * dv_batch + head * dv_head
@@ -425,29 +554,34 @@ def backward(
             dv_stride = v_stride
             expand = 1
             limit = count
-        if PARTS == 4 or (PARTS > 4 and kind == 2):
+        if PARTS == 8:
+            _backward_head(
+                q_base, grad_base, delta_base, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+                dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
+                L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
+                HAS_BIAS, DROPOUT, PRECISION,
+            )  # fmt: skip
+        elif PARTS == 4 or (PARTS > 4 and kind == 2):
             _backward_keys(
-                q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, shift_ptr,
-                dshift_base, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row, batch_head,
+                q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+                dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row, batch_head,
                 block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
-                CAUSAL, HAS_SHIFT, HAS_BIAS, DROPOUT, True, PRECISION,
+                CAUSAL, HAS_BIAS, DROPOUT, True, PRECISION,
             )  # fmt: skip
         elif PARTS != 4:
             _backward_keys(
-                q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, shift_ptr,
-                dshift_base, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row, batch_head,
+                q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+                dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row, batch_head,
                 block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
-                CAUSAL, HAS_SHIFT, HAS_BIAS, DROPOUT, False, PRECISION,
+                CAUSAL, HAS_BIAS, DROPOUT, False, PRECISION,
             )  # fmt: skip
-    elif PARTS != 1 and PARTS != 4 and PARTS != 5:
+    elif PARTS != 1 and PARTS != 4 and PARTS != 5 and PARTS != 8:
         rows = block * BM_Q + tl.arange(0, BM_Q)
         q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, True)
-        if HAS_SHIFT:
-            shift = tl.load(shift_ptr + d, mask=d < D, other=0.0)
-            q = (q.to(tl.float32) - shift[None, :]).to(q.dtype)
         grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
         lse = _load_lse(lse_base, rows, L)
-        delta_row = tl.load(delta_base + rows, mask=rows < L, other=0.0)
+        delta_row = tl.load(delta_base + rows, mask=rows < L, other=0.0) * keep
+        back = scale / (_LOG2E * keep)
         row_bits = rows
         if DROPOUT:
             row_bits = _row_bits(seed, batch_head, rows)
@@ -455,11 +589,11 @@ def backward(
         dq = tl.zeros((BM_Q, BLOCK_D), tl.float32)
         dq = _backward_queries_blocks(
             dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, 0, clear, row_bits, seed,
-            scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS, DROPOUT, PRECISION,
+            scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS, DROPOUT, PRECISION,
         )  # fmt: skip
         dq = _backward_queries_blocks(
             dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, clear, end, row_bits, seed,
-            scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS, DROPOUT, PRECISION,
+            scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS, DROPOUT, PRECISION,
         )  # fmt: skip
         if HAS_OWN:
             own = batch_head * L + rows
@@ -472,19 +606,15 @@ def backward(
             dp = tl.sum(grad.to(tl.float32) * own_v, 1)
             dropped = p
             if DROPOUT:
-                kept = _keep(row_bits, _column_bits(seed, rows * 0 + _OWN), threshold)
-                dropped = tl.where(kept, p / keep, 0.0)
-                dp = tl.where(kept, dp / keep, 0.0)
-            ds = p * (dp - delta_row)
+                dropped = _drop(p, row_bits, _column_bits(seed, rows * 0 + _OWN), threshold)
+            ds = _score_gradient(p, dropped, dp, delta_row, DROPOUT)
             dq += ds[:, None] * own_k
-            down_k = ds[:, None] * q.to(tl.float32) * (scale / _LOG2E)
-            down_v = dropped[:, None] * grad.to(tl.float32)
+            down_k = ds[:, None] * q.to(tl.float32) * back
+            down_v = (dropped / keep)[:, None] * grad.to(tl.float32)
             _store(down_k_ptr + own[:, None] * D + d[None, :], down_k, rows, L, d, D)
             _store(down_v_ptr + own[:, None] * DV + dv[None, :], down_v, rows, L, dv, DV)
-        dq *= scale / _LOG2E
+        dq *= back
         _store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
-        if HAS_SHIFT:
-            tl.store(dshift_base + block * D + d, -tl.sum(dq, 0), mask=d < D)
 
 
 @triton.jit

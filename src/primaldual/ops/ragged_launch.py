@@ -19,7 +19,10 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", 
 
 
 class Tiles(NamedTuple):
-    """Rows and columns of a block, warps and pipeline stages: forward; backward over keys and over queries."""
+    """Rows and columns of a block, warps and pipeline stages: forward; backward over keys and over queries.
+
+    Where `registers` is set the backward pass can go over whole heads in one sweep, with at most so many to a thread.
+    """
 
     rows: int
     columns: int
@@ -31,6 +34,7 @@ class Tiles(NamedTuple):
     query_columns: int
     back_warps: int
     back_stages: int
+    registers: int = 0
 
 
 class Layout(NamedTuple):
@@ -69,9 +73,9 @@ def tiles(head_dim: int, dtype: torch.dtype, queries: int) -> Tiles:
     if dtype == torch.float32:
         found = Tiles(64, 32, 4, 2, 32, 64, 64, 32, 4, 1) if wide <= 64 else Tiles(32, 32, 4, 1, 32, 32, 32, 32, 4, 1)
     elif wide <= 16:
-        found = Tiles(64, 64, 4, 3, 32, 128, 128, 32, 4, 4)
+        found = Tiles(64, 64, 4, 3, 32, 128, 128, 32, 4, 4, 168)
     elif wide <= 32:
-        found = Tiles(64, 64, 4, 3, 64, 128, 128, 32, 4, 3)
+        found = Tiles(64, 64, 4, 3, 64, 128, 128, 32, 4, 3, 255)
     elif wide <= 64:
         found = Tiles(64, 64, 4, 3, 64 if queries <= 768 else 32, 64, 64, 64, 4, 3)
     else:
@@ -94,9 +98,11 @@ class _Work(NamedTuple):
     forward: Tensor
     backward: Tensor
     parts: int  # which kinds of work the backward pass has: the sum of 2^kind
-    query_blocks: int
     aligned: bool  # every offset and stride is a multiple of 8 elements: rows can be read 16 bytes at a time
 
+
+_FILL = 2 * 132
+"""Sweeps over the longest head that keep a GPU busy: two on every multiprocessor."""
 
 worked: set[tuple[object, ...]] = set()
 """What has its tables on the device."""
@@ -107,9 +113,19 @@ def _work(
     layout: tuple[int, ...], batch: int, queries: int, widest: int, dtype: torch.dtype, causal: bool,
     device: torch.device,
 ) -> _Work:  # fmt: skip
-    """Longest pieces first. A head whose points fit in one block gets its dq from there (kind 2)."""
+    """Longest pieces first. A head whose points fit in one block gets its dq from there (kind 2).
+
+    Where there are many heads and some are longer, one piece is a whole head (kind 3).
+    """
     tile = tiles(widest, dtype, queries)
     rows = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
+    points = [head.points for head in rows]
+    sweep = tile.registers > 0 and not causal and min(points) > 0 and max(points) > tile.key_columns
+    sweep = sweep and batch * sum(points) >= _FILL * max(points)
+    if sweep:
+        tile = tile._replace(key_rows=min(32, tile.key_rows), back_stages=3)
+    elif causal or max(points) > tile.key_columns:
+        tile = tile._replace(registers=0)
     blocks, back_blocks = -(-queries // tile.rows), -(-queries // tile.query_rows)
     order = [(0, row, b, m) for row in range(len(rows)) for b in range(batch) for m in range(blocks)]
     back: list[tuple[int, tuple[int, int, int, int]]] = []
@@ -118,9 +134,12 @@ def _work(
         kind, cost = (2, 5) if whole[row] else (0, 4)
         for b in range(batch):
             key_blocks = max(1, -(-head.points // tile.key_columns))
+            if sweep:
+                back.append((key_blocks, (3, row, b, 0)))
+                continue
             back += [(cost * tile.key_columns * queries, (kind, row, b, n)) for n in range(key_blocks)]
     for row, head in enumerate(rows):
-        if not whole[row]:
+        if not (whole[row] or sweep):
             cost = 3 * tile.query_rows * head.points
             back += [(cost, (1, row, b, m)) for b in range(batch) for m in range(back_blocks)]
     back.sort(key=lambda item: -item[0])
@@ -137,7 +156,6 @@ def _work(
         put(list(order), torch.int32),
         put([task for _, task in back], torch.int32),
         sum({2 ** task[0] for _, task in back}),
-        back_blocks,
         all(number % 8 == 0 for i, number in enumerate(layout) if i % 9 >= 3),
     )
 
@@ -148,22 +166,23 @@ _ready: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
 def _launch(
     key: tuple[object, ...],
     tensors: tuple[Tensor | None, ...],
-    prepare: Callable[[], tuple[Any, tuple[int, int, int], tuple[object, ...], int, int]],
+    prepare: Callable[[], tuple[Any, tuple[int, int, int], tuple[object, ...], dict[str, int]]],
 ) -> None:
     """Launch a kernel on tensors; past Triton's own look at every argument when the same kind of call was seen before.
 
     `key` tells apart whatever the kernel is specialised by; `prepare` gives the kernel, its grid, the arguments after
-    the tensors, warps and stages.
+    the tensors, and the compiler's options.
     """
     ready = _ready.get(key)
     if ready is not None:
         ready[0](*tensors, *ready[1])
         return
-    kernel, grid, rest, warps, stages = prepare()
+    kernel, grid, rest, options = prepare()
     early = not interpreted() and _starts_early(torch.cuda.current_device())
     rest = (*rest, early)
-    options = {} if interpreted() else {"launch_pdl": early}
-    compiled = kernel[grid](*tensors, *rest, num_warps=warps, num_stages=stages, **options)
+    if not interpreted():
+        options = options | {"launch_pdl": early}
+    compiled = kernel[grid](*tensors, *rest, **options)
     if compiled is not None:  # the interpreter gives nothing back
         _ready[key] = (compiled[grid], rest)
 
@@ -172,6 +191,11 @@ def _launch(
 def _starts_early(device: int) -> bool:
     """Whether a launch may get ready while the one before it still runs: from Hopper on."""
     return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _options(warps: int, stages: int, registers: int = 0) -> dict[str, int]:
+    options = {"num_warps": warps, "num_stages": stages}
+    return options | {"maxnreg": registers} if registers else options
 
 
 def _kind(*tensors: Tensor | None) -> tuple[object, ...]:
@@ -187,6 +211,12 @@ def _precision(q: Tensor) -> str:
 
 def _three(x: Tensor) -> tuple[int, ...]:
     return x.stride()[:3]
+
+
+def _eights(*tensors: Tensor) -> bool:
+    """Whether all strides are multiples of 8, so that 16 bytes can be read at a time, and not all are of 16."""
+    strides = [stride for x in tensors for stride in _three(x)]
+    return all(stride % 8 == 0 for stride in strides) and any(stride % 16 for stride in strides)
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -220,7 +250,11 @@ class Call(NamedTuple):
 
 
 def output(q: Tensor, value_dim: int) -> Tensor:
-    return torch.empty_like(q) if value_dim == q.shape[-1] else q.new_empty(*q.shape[:3], value_dim)
+    """Empty, [B, H, L, value_dim], with heads side by side in memory where the queries' are: layers want it so."""
+    B, H, L, _ = q.shape
+    if q.stride(1) < q.stride(2):
+        return q.new_empty(B, L, H, value_dim).transpose(1, 2)
+    return q.new_empty(B, H, L, value_dim)
 
 
 def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call) -> tuple[Tensor, Tensor]:
@@ -236,10 +270,10 @@ def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call)
         numbers = (
             *_three(q), *_three(out), 0 if call.bias is None else call.bias.shape[2], H, L, _LOG2E / math.sqrt(D),
             call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), max(16, _power(value_dim)),
-            tile.rows, tile.columns, *call.has, work.aligned, _precision(q),
+            tile.rows, tile.columns, *call.has, work.aligned, _eights(q, out), _precision(q),
         )  # fmt: skip
         grid = (work.forward.shape[0], 1, 1)
-        return kernels().forward, grid, (work.table, work.forward, *numbers), tile.warps, tile.stages
+        return kernels().forward, grid, (work.table, work.forward, *numbers), _options(tile.warps, tile.stages)
 
     _launch(
         (
@@ -263,14 +297,14 @@ class _Gradients(NamedTuple):
 
 def backward(
     grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, call: Call,
-    dk: Tensor, dv: Tensor, tokens: int,
+    dk: Tensor, dv: Tensor, tokens: int, want_shift: bool = True,
 ) -> _Gradients:  # fmt: skip
     """Gradients. dk and dv are flat, like keys and values; or, where `tokens` is given, [B, H, tokens, D]."""
     B, H, L, D = q.shape
     value_dim = out.shape[-1]
     grad = in_rows(grad)
-    dq = torch.empty_like(q)
-    own_k = own_v = dshift = delta = None
+    dq = output(q, D)
+    own_k = own_v = delta = sums = None
     if call.own_k is not None:
         own_k = torch.empty(B, H, L, D, dtype=q.dtype, device=q.device)
         own_v = torch.empty(B, H, L, value_dim, dtype=q.dtype, device=q.device)
@@ -278,41 +312,50 @@ def backward(
         return _Gradients(dq, dk.zero_(), dv.zero_(), None, own_k, own_v)
     work = _work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
     tile, block_dv = work.tile, max(16, _power(value_dim))
-    if call.shift is not None:
-        dshift = torch.zeros(B, H, work.query_blocks, D, device=q.device)
+    if call.shift is not None:  # rounded as in the forward pass, or else large scores do not find their log-sum-exp
+        shifted = output(q, D)
+        place(q, shifted, add=-call.shift)
+        q = shifted
+    sweep, width = work.parts == 8, -(-L // 128) * 128
     if work.parts != 4:
-        delta = torch.empty_like(lse)
+        delta = lse.new_empty(B, H, 3, width) if sweep else torch.empty_like(lse)
         _launch(
-            ("delta", q.device, *_kind(out, grad)),
-            (out, grad, delta),
+            ("delta", sweep, call.dropout_p, q.device, *_kind(out, grad)),
+            (out, grad, delta, lse, call.seed),
             lambda: (
-                kernels().delta, (-(-L // 64), B * H, 1),
-                (*_three(out), *_three(grad), H, L, value_dim, block_dv, 64), 4, 1,
+                kernels().delta, ((width if sweep else -(-L // 64) * 64) // 64, B * H, 1),
+                (*_three(out), *_three(grad), H, L, width, 1.0 - call.dropout_p, value_dim, block_dv, 64,
+                 call.dropout_p > 0.0, sweep, _eights(out, grad)), _options(4, 1),
             ),
         )  # fmt: skip
+    if sweep:
+        sums = torch.empty(B, H, L, D, device=q.device, dtype=torch.float32)
 
     def prepare() -> Any:
         expand = tokens > 0
         numbers = (
             *_three(q), *_three(grad), *_three(dq), *((*_three(dk), *_three(dv)) if expand else (0,) * 6),
-            0 if call.bias is None else call.bias.shape[2], H, L, tokens, work.query_blocks, _LOG2E / math.sqrt(D),
-            call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), block_dv, tile.key_rows,
-            tile.key_columns, tile.query_rows, tile.query_columns, *call.has, expand, work.parts,
-            L % tile.key_rows == 0, work.aligned, _precision(q),
+            0 if call.bias is None else call.bias.shape[2], H, L, width, tokens,
+            _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), block_dv,
+            tile.key_rows, tile.key_columns, tile.query_rows, tile.query_columns, call.causal, *call.has[2:], expand,
+            work.parts, L % tile.key_rows == 0, work.aligned,
+            _eights(q, grad, dq, *((dk, dv) if expand else ())), _precision(q),
         )  # fmt: skip
         grid = (work.backward.shape[0], 1, 1)
-        return kernels().backward, grid, (work.table, work.backward, *numbers), tile.back_warps, tile.back_stages
+        options = _options(tile.back_warps, tile.back_stages, tile.registers)
+        return kernels().backward, grid, (work.table, work.backward, *numbers), options
 
     _launch(
         (
             "backward", call.layout, call.dropout_p, call.causal, tokens, _precision(q), q.device,
-            *_kind(q, grad, keys, values, call.shift, call.bias, call.own_k, dk, dv),
+            *_kind(q, grad, keys, values, call.bias, call.own_k, dk, dv),
         ),
-        (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, call.seed,
-         dq, dk, dv, dshift, own_k, own_v),
+        (q, keys, values, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, sums, call.seed, dq, dk,
+         dv, own_k, own_v),
         prepare,
     )  # fmt: skip
-    return _Gradients(dq, dk, dv, None if dshift is None else dshift.sum(2), own_k, own_v)
+    dshift = -dq.sum(2, dtype=torch.float32) if call.shift is not None and want_shift else None
+    return _Gradients(dq, dk, dv, dshift, own_k, own_v)
 
 
 @functools.lru_cache(maxsize=256)
@@ -346,7 +389,7 @@ def pool(k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tupl
             size,
             want_mean,
         )
-        return kernels().pool, (blocks, H, B), (work.table, *numbers, work.aligned), 4, 1
+        return kernels().pool, (blocks, H, B), (work.table, *numbers, work.aligned), _options(4, 1)
 
     _launch(("pool", layout, want_mean, k.device, *_kind(k, v)), (k, v, keys, values, sums), prepare)
     if sums is None:
@@ -382,7 +425,8 @@ def place(x: Tensor, to: Tensor, *, add: Tensor | None = None, window: int = 1) 
         (x, to, add),
         lambda: (
             kernels().place, (-(-N // 128), H, B),
-            (*_three(x), *_three(to), H, N, window, 1 / window, D, max(16, _power(D)), 128, add is not None), 4, 1,
+            (*_three(x), *_three(to), H, N, window, 1 / window, D, max(16, _power(D)), 128, add is not None),
+            _options(4, 1),
         ),
     )  # fmt: skip
 
@@ -395,6 +439,6 @@ def unpool(dkeys: Tensor, dvalues: Tensor, dmean: Tensor, dk: Tensor, dv: Tensor
     def prepare() -> Any:
         work = _work(layout, B, S, max(D, DV), dk.dtype, False, dk.device)
         numbers = (*_three(dk), *_three(dv), H, S, D, DV, max(16, _power(D)), max(16, _power(DV)), 64, work.aligned)
-        return kernels().unpool, (-(-S // 64), H, B), (work.table, *numbers), 4, 1
+        return kernels().unpool, (-(-S // 64), H, B), (work.table, *numbers), _options(4, 1)
 
     _launch(("unpool", layout, dk.device, *_kind(dk, dv)), (dkeys, dvalues, dmean, dk, dv), prepare)

@@ -73,7 +73,7 @@ def _(grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, *other
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0) if x is None else x.new_empty(x.shape)
 
-    dq = torch.empty_like(in_rows(q))
+    dq = output(in_rows(q), q.shape[-1])
     return dq, torch.empty_like(keys), torch.empty_like(values), like(shift), like(own_k), like(own_v)
 
 
@@ -100,7 +100,7 @@ points_op.register_autograd(_points_backward, setup_context=_points_setup)
 
 
 @functools.lru_cache(maxsize=256)
-def _packed(scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim: int) -> tuple[int, ...]:
+def packed(scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim: int) -> tuple[int, ...]:
     """The layout of pooled heads, one after the other, longest first."""
     numbers: list[int] = []
     before = 0
@@ -143,7 +143,7 @@ def _tokens_forward(
         )
     mean = shift = None
     if pooled:
-        layout = _packed(tuple(scales), B, S, D, v.shape[-1])
+        layout = packed(tuple(scales), B, S, D, v.shape[-1])
         keys, values, mean = pool(k, v, layout, beta is not None)
     else:
         layout, keys, values = _in_place(k, v), k, v
@@ -183,12 +183,12 @@ def _tokens_gradients(
     B, _, S, D = k.shape
     DV = v.shape[-1]
     none = q.new_empty(0, dtype=torch.float32)
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    dk, dv = output(k, D), output(v, DV)
     if q.numel() == 0:
-        return torch.empty_like(q), dk.zero_(), dv.zero_(), none if beta is None else torch.zeros_like(beta)
+        return output(q, D), dk.zero_(), dv.zero_(), none if beta is None else torch.zeros_like(beta)
     pooled = max(scales) > 1
     if pooled:
-        layout = _packed(tuple(scales), B, S, D, DV)
+        layout = packed(tuple(scales), B, S, D, DV)
     else:
         layout, keys, values = _in_place(k, v), k, v
     shift = None if beta is None else mean * beta[:, None]
@@ -221,7 +221,7 @@ def _tokens_backward_op(
 @_tokens_backward_op.register_fake
 def _(grad, q, k, v, beta, *others):  # type: ignore[no-untyped-def]
     dbeta = q.new_empty(0 if beta is None else beta.shape, dtype=torch.float32)
-    return *(torch.empty_like(in_rows(x)) for x in (q, k, v)), dbeta
+    return *(output(in_rows(x), x.shape[-1]) for x in (q, k, v)), dbeta
 
 
 def _tokens_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -271,7 +271,7 @@ def attend_tokens(
     seed: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Attention over the tokens' means at every head's own scale, queries re-centred by β times the mean of these."""
-    if _traced():
+    if traced():
         return tokens_op(q, k, v, beta, scales, is_causal, dropout_p, seed)[0]
     return _Tokens.apply(q, k, v, beta, scales, is_causal, dropout_p, seed)
 
@@ -279,12 +279,12 @@ def attend_tokens(
 def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool) -> bool:
     """Whether a call like this was made before: only then can it be captured."""
     k, v = in_rows(k), in_rows(v)
-    layout = _packed(scales, k.shape[0], k.shape[2], k.shape[3], v.shape[3]) if max(scales) > 1 else _in_place(k, v)
+    layout = packed(scales, k.shape[0], k.shape[2], k.shape[3], v.shape[3]) if max(scales) > 1 else _in_place(k, v)
     widest = max(q.shape[3], v.shape[3])
     return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in worked
 
 
-def _traced() -> bool:
+def traced() -> bool:
     """Whether something looks at the operators: a compiler, a dispatch mode such as a FLOP counter, a transform.
 
     Otherwise the operator's dispatch is left out, which costs more than a launch.
