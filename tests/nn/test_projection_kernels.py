@@ -15,7 +15,7 @@ from torch import nn
 
 from nn.layers import reference_of
 from primaldual import MultiheadAttention, mechanism
-from primaldual.nn import pooled, recentred
+from primaldual.nn import grouped, pooled, recentred
 from primaldual.primal import Pooled
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -35,7 +35,8 @@ LAYERS = {
     "sh": mechanism("sh", scales=(1, 2, 4, 8)),
     "bn+sh": mechanism("bn+sh", beta=0.7, scales=(1, 1, 2, 4)),
     "learned beta, apart": mechanism("bn+sh", beta=0.5, learnable=True, scales=(3, 1, 3, 2)),
-    "all pooled": mechanism("bn+sh", scales=(2, 2, 16, 16)),
+    "all pooled": mechanism("bn+sh", scales=(2, 2, 16, 20)),
+    "one scale": mechanism("bn+sh", scales=(2, 2, 2, 2)),
 }
 
 
@@ -65,6 +66,8 @@ def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, monkeypatch
     ways = []
     chosen = pooled.how
     monkeypatch.setattr(pooled, "how", lambda *given: ways.append(chosen(*given)) or ways[-1])
+    for module in (recentred, grouped):
+        monkeypatch.setattr(module, "BLOCK", 8)  # so that there are several
     layer = MultiheadAttention(E, H, bias=bias, batch_first=True, mechanism=LAYERS[name])
     for parameter in layer.parameters():
         nn.init.normal_(parameter, mean=0.1, std=0.3)

@@ -6,12 +6,11 @@ from torch.autograd import gradcheck
 
 from nn.layers import E, H, N, make, reference_of
 from primaldual import attention, mechanism
-from primaldual.nn import ConvProjection, grouped, pooled, recentred
+from primaldual.nn import ConvProjection, recentred
 from primaldual.primal import Primal, Recenter, RmsNorm
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BN = {"beta 1": mechanism("bn"), "beta": mechanism("bn", beta=0.3), "learned": mechanism("bn", learnable=True)}
-SCALES = {"side by side": (1, 1, 2, 4), "apart": (3, 1, 3, 2), "all pooled": (2, 2, 4, 20), "one": (2, 2, 2, 2)}
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -50,24 +49,6 @@ def test_recentred_queries_are_those_of_attention(primal, padded):
     out = attention(q, k, v, "softmax", key_padding_mask=padding)
     parameters = dict(layer.learned.items())
     torch.testing.assert_close(out, attention(*plain, primal, key_padding_mask=padding, parameters=parameters), **CLOSE)
-
-
-@pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES)
-@pytest.mark.parametrize("length", [1, 8, 9], ids=lambda n: f"N{n}")
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("primal", ["sh", "bn+sh", "learned"])
-def test_the_grouped_projection_has_the_gradients_of_what_it_computes(primal, bias, length, scales):
-    options = {"learnable": True, "beta": 0.5} if primal == "learned" else {}
-    layer = make(mechanism("bn+sh" if primal == "learned" else primal, scales=scales, **options), bias=bias)
-    groups = grouped.Groups(pooled.GroupHeadsByScale.groups(scales), 2, length, H, E // H)
-    parameters = [layer.in_proj_weight, layer.in_proj_bias, layer.learned["beta"] if options else None]
-
-    def project(x, weight, bias, beta):
-        found = grouped.project(x, weight, bias, groups, primal != "sh", 0.7, beta)
-        return found[:2] if primal == "sh" else found
-
-    given = [None if p is None else p.detach().requires_grad_() for p in parameters]
-    assert gradcheck(project, (draw(2, length, E), *given), fast_mode=True)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..ops.parallel import Fork
+from ..ops.plan import circumstances
 from ..ops.ragged import DTYPES
 from ..ops.ragged_launch import interpreted, without_triton
 
@@ -40,6 +42,16 @@ def launch(
     compiled = getattr(_kernels(), name)[grid](*tensors, *numbers, num_warps=warps)
     if compiled is not None:  # the interpreter gives nothing back
         _ready[key] = compiled[grid]
+
+
+def captured(x: Tensor) -> bool:
+    """Whether the host's work is done once, so that streams cost nothing: elsewhere it is the slower one."""
+    return x.is_cuda and circumstances(x)[1]
+
+
+def forked(x: Tensor, parts: int) -> Fork:
+    """Streams for the parts of a work, where they pay."""
+    return Fork(parts if captured(x) else 1)
 
 
 def power(n: int) -> int:

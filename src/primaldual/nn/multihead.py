@@ -12,6 +12,7 @@ from ..ops import EXECUTORS, CausalFormError, attention
 from ..ops.problem import check_padding
 from ..primal import Primal, as_primal
 from . import pooled, recentred
+from .output import project as project_output
 from .projection import ConvProjection, DepthwiseConv
 
 
@@ -176,7 +177,7 @@ class MultiheadAttention(nn.Module):
         heads, weights = self._attend(x, key, value, key_padding_mask, need_weights, attn_mask, is_causal)
         if self.mechanism_bias is not None:
             heads = heads + self.mechanism_bias[:, None]
-        output = self.out_proj(heads.transpose(1, 2).flatten(2))
+        output = project_output(self.out_proj, heads.transpose(1, 2).flatten(2))
         if self.primal.residual:
             output = output + x
         if weights is not None and average_attn_weights:

@@ -1,7 +1,8 @@
 """Scaled heads inside a layer: inputs are pooled before the key and value projections (Remark downsample-x).
 
-A head pooled by s projects N/s tokens instead of N, and from there on it is an ordinary head over fewer keys. Softmax
-heads in self-attention without padding, re-centred or not, have their projections in `grouped`, and attend all at once.
+A head pooled by s projects N/s tokens instead of N, and from there on it is an ordinary head over fewer keys. On a GPU,
+softmax heads in self-attention without padding, re-centred or not, have their projections in `grouped`, and attend all
+at once.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from ..ops import attention, parallel, ragged_launch
 from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
 from ..ops.ragged import MAX_HEAD_DIM
-from ..primal import AllKeys, Exponential, KernelSum, Pooled, Primal
+from ..primal import AllKeys, Exponential, KernelSum, Pooled
 from . import grouped
-from .grouped import Apart, Groups
-from .launching import launches
+from .grouped import Groups
+from .launching import captured, launches
 from .recentred import as_linear, beta_of, plain, recenter_of
 
 if TYPE_CHECKING:
     from .multihead import MultiheadAttention
 
-LONG = 2048  # tokens from which on cuDNN's kernels, one stream per scale, are faster than one launch of ours
+LONG = (2048, 8192)
+"""Tokens from which on cuDNN's kernels, one stream per scale, are faster than one launch of ours: captured, eager."""
 
 
 def applies(layer: MultiheadAttention, need_weights: bool, mask: Tensor | None, is_causal: bool) -> bool:
@@ -51,7 +53,12 @@ def attend(
     pooling = layer.primal.training_set
     assert isinstance(pooling, Pooled)
     if x is key and key is value and padding is None and _softmax_heads(layer) and plain(layer, x):
-        return _attend_grouped(layer, x, pooling, dropout_p)
+        assert layer.in_proj_weight is not None
+        packed = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
+        scaled = GroupHeadsByScale.groups(pooling.head_scales(layer.num_heads))
+        sizes = Groups(scaled, x.shape[0], x.shape[1], layer.num_heads, layer.head_dim)
+        if (way := how(layer.impl, layer.split(packed[0]), sizes)) != "apart":
+            return _attend_grouped(layer, *packed, sizes, way, dropout_p)
     primal = replace(layer.primal, training_set=AllKeys(), residual=False)
     per_head = {name for map_ in primal.inputs for name in map_.per_head}
     queries = layer.split(linear(x, *layer.weights_of("q")))
@@ -76,7 +83,7 @@ def _softmax_heads(layer: MultiheadAttention) -> bool:
     softmax = isinstance(p.features, Exponential) and isinstance(p.normalizer, KernelSum)
     pooling = p.training_set
     assert isinstance(pooling, Pooled)
-    return softmax and (not p.inputs or recenter_of(layer) is not None) and not (pooling.grid or pooling.prefix)
+    return softmax and (len(p.inputs) == 0 or recenter_of(layer) is not None) and not (pooling.grid or pooling.prefix)
 
 
 def how(impl: str, q: Tensor, groups: Groups) -> str:
@@ -84,40 +91,26 @@ def how(impl: str, q: Tensor, groups: Groups) -> str:
 
     cuDNN's kernels hold more memory beside the result than ours do, so they are for training.
     """
+    if not launches(q) or q.shape[-1] > MAX_HEAD_DIM or (q.is_cuda and q.shape[-1] % 8):
+        return "apart"
     in_line = [h for _, heads in groups.groups for h in heads] == list(range(groups.heads))
-    whole = all(groups.tokens % scale == 0 for scale, _ in groups.groups)
-    long = groups.tokens >= LONG and torch.is_grad_enabled()
-    if impl == "auto" and long and in_line and whole and parallel.usable(q, q, q):
+    long = groups.tokens >= LONG[not captured(q)] and torch.is_grad_enabled()
+    if impl == "auto" and long and in_line and groups.whole and parallel.usable(q, q, q):
         return "parallel"
     watched = torch._C._len_torch_dispatch_stack() > 0  # a FLOP counter sees operators, and no launches
-    if impl in ("auto", "ragged") and launches(q) and q.shape[-1] <= MAX_HEAD_DIM and not watched:
-        return "ragged"
-    return "apart"
+    return "ragged" if impl in ("auto", "ragged") and not watched else "apart"
 
 
-def _attend_grouped(layer: MultiheadAttention, x: Tensor, pooling: Pooled, dropout_p: float) -> Tensor:
-    assert layer.in_proj_weight is not None
-    x, weight, bias = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
-    scaled = GroupHeadsByScale.groups(pooling.head_scales(layer.num_heads))
-    groups = Groups(scaled, x.shape[0], x.shape[1], layer.num_heads, layer.head_dim)
+def _attend_grouped(
+    layer: MultiheadAttention, x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, way: str,
+    dropout_p: float,
+) -> Tensor:  # fmt: skip
     recentred = bool(layer.primal.inputs)
     number, beta = beta_of(layer) if recentred else (0.0, None)
-    q, flat, shift = grouped.project(x, weight, bias, groups, recentred, number, beta)
-    way = how(layer.impl, q, groups)
-    if way == "ragged":
-        return _Ragged.apply(q, flat, shift, groups, dropout_p)
-    points = Apart.apply(flat, groups)
-    keys, values = list(points[::2]), list(points[1::2])
+    q, shift, points = grouped.project(x, weight, bias, groups, recentred, number, beta, way == "ragged")
     if way == "parallel":
-        return parallel.attend(q, keys, values, shift, dropout_p)
-    q = q if shift is None else (q - shift.unsqueeze(2)).to(q.dtype)
-    heads_of = [heads for _, heads in scaled]
-    outputs = []
-    for heads, k, v in zip(heads_of, keys, values, strict=True):
-        out = attention(pick(q, 1, heads), k, v, Primal(), dropout_p=dropout_p, impl=layer.impl)
-        assert isinstance(out, Tensor)
-        outputs.append(out)
-    return in_order(outputs, heads_of)
+        return parallel.attend(q, points, shift, dropout_p)
+    return _Ragged.apply(q, points[0], shift, groups, dropout_p)
 
 
 class _Ragged(torch.autograd.Function):
@@ -141,8 +134,8 @@ class _Ragged(torch.autograd.Function):
         groups, dropout_p = ctx.settings
         call = ragged_launch.Call(_layout(groups), shift, dropout_p=dropout_p, seed=seed)
         dflat = torch.empty_like(flat)
-        found = ragged_launch.backward(grad, q, flat, flat, out, lse, call, dflat, dflat, 0)
-        return found.q, dflat, found.shift, None, None
+        found = ragged_launch.backward(grad, q, flat, flat, out, lse, call, dflat, dflat, 0, want_shift=False)
+        return found.q, dflat, None, None, None  # the gradient of the shift is found from that of q
 
 
 @functools.lru_cache(maxsize=64)

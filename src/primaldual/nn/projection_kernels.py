@@ -12,12 +12,11 @@ import triton.language as tl
 
 
 @triton.jit
-def _column_sums(
+def _copied(
     from_ptr, share_ptr, to_ptr, add, from_row, to_row, d, start, end,
-    D: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, HAS_SHARE: tl.constexpr, WEIGH: tl.constexpr,
-    COPY: tl.constexpr,
+    D: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, HAS_SHARE: tl.constexpr,
 ):  # fmt: skip
-    """Σ_n x_n over the rows [start, end), weighed by their share (WEIGH), or copied, plus share · add, on the way."""
+    """Copy the rows [start, end), plus their share of `add`; and the sum of what is copied."""
     total = tl.zeros((BN, BC), tl.float32)
     for first in range(start, end, BN):
         rows = first + tl.arange(0, BN)
@@ -25,15 +24,11 @@ def _column_sums(
         x = tl.load(from_ptr + rows[:, None] * from_row + d[None, :], mask=here, other=0.0).to(tl.float32)
         if HAS_SHARE:
             share = tl.load(share_ptr + rows, mask=rows < end, other=0.0)[:, None]
-        if WEIGH and HAS_SHARE:
-            x = tl.where(share > 0, x * share, 0.0)  # a padded token may hold anything
-        if COPY:
-            if HAS_SHARE:
-                x += share * add[None, :]
-            else:
-                x += add[None, :]
-            x = tl.where(here, x, 0.0)
-            tl.store(to_ptr + rows[:, None] * to_row + d[None, :], x.to(to_ptr.dtype.element_ty), mask=here)
+            x += share * add[None, :]
+        else:
+            x += add[None, :]
+        x = tl.where(here, x, 0.0)
+        tl.store(to_ptr + rows[:, None] * to_row + d[None, :], x.to(to_ptr.dtype.element_ty), mask=here)
         total += x
     return tl.sum(total, 0)
 
@@ -48,44 +43,18 @@ def _over_chunks(sums_ptr, chunks, stride, d, D: tl.constexpr, BC: tl.constexpr)
 
 @triton.jit
 def recentre(
-    q_ptr, k_ptr, share_ptr, beta_ptr, sums_ptr, mean_ptr, batch_stride, head_stride, row_stride, H, N, beta, chunk,
-    chunks,
-    D: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, HAS_SHARE: tl.constexpr, LEARNED: tl.constexpr,
-    PHASE: tl.constexpr,
-):  # fmt: skip
-    """q −= β μ in place, μ the mean of the keys. PHASE 0 does it all; 1 leaves sums of chunks, 2 does the rest."""
-    piece = tl.program_id(0)
-    head = tl.program_id(1) % H
-    d = tl.program_id(1) // H * BC + tl.arange(0, BC)
+    q_ptr, shift_ptr, batch_stride, head_stride, row_stride, H, N, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr
+):
+    """q −= shift, in place."""
+    head = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
-    start = piece * chunk
-    end = tl.minimum(start + chunk, N)
-    base = batch * batch_stride + head * head_stride
-    nothing = tl.zeros((BC,), tl.float32)
-    if PHASE == 2:
-        mean = _over_chunks(sums_ptr + (batch * chunks * H + head) * D, chunks, H * D, d, D, BC)
-    else:
-        mean = _column_sums(
-            k_ptr + base, share_ptr + batch * N if HAS_SHARE else share_ptr, k_ptr, nothing, row_stride, 0, d, start,
-            end, D, BN, BC, HAS_SHARE, True, False,
-        )  # fmt: skip
-        if not HAS_SHARE:
-            mean /= N
-    if PHASE == 1:
-        tl.store(sums_ptr + ((batch * chunks + piece) * H + head) * D + d, mean, mask=d < D)
-    else:
-        if piece == 0:
-            tl.store(mean_ptr + (batch * H + head) * D + d, mean, mask=d < D)
-        if LEARNED:
-            shift = mean * tl.load(beta_ptr + head).to(tl.float32)
-        else:
-            shift = mean * beta
-        for first in range(start, end, BN):
-            rows = first + tl.arange(0, BN)
-            here = (rows[:, None] < end) & (d[None, :] < D)
-            at = q_ptr + base + rows[:, None] * row_stride + d[None, :]
-            q = tl.load(at, mask=here, other=0.0).to(tl.float32) - shift[None, :]
-            tl.store(at, q.to(q_ptr.dtype.element_ty), mask=here)
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    d = tl.arange(0, BD)
+    here = (rows[:, None] < N) & (d[None, :] < D)
+    at = q_ptr + batch * batch_stride + head * head_stride + rows[:, None] * row_stride + d[None, :]
+    shift = tl.load(shift_ptr + (batch * H + head) * D + d, mask=d < D, other=0.0)
+    q = tl.load(at, mask=here, other=0.0).to(tl.float32) - shift[None, :]
+    tl.store(at, q.to(q_ptr.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -111,12 +80,8 @@ def assemble(
     else:
         q_at = dq_ptr + batch * q_batch + head * q_head
         v_at = dv_ptr + batch * v_batch + head * v_head
-        total = _column_sums(
-            q_at, share_ptr, out_ptr, nothing, q_row, 3 * E, d, start, end, D, BN, BC, False, False, True
-        )
-        of_v = _column_sums(
-            v_at, share_ptr, out_ptr + 2 * E, nothing, v_row, 3 * E, d, start, end, D, BN, BC, False, False, True
-        )
+        total = _copied(q_at, share_ptr, out_ptr, nothing, q_row, 3 * E, d, start, end, D, BN, BC, False)
+        of_v = _copied(v_at, share_ptr, out_ptr + 2 * E, nothing, v_row, 3 * E, d, start, end, D, BN, BC, False)
         tl.store(own, total, mask=d < D)
         tl.store(own + 2 * E, of_v, mask=d < D)
     if PHASE != 1:
@@ -126,90 +91,106 @@ def assemble(
             dmean = -total * beta
         if not HAS_SHARE:
             dmean /= N
-        of_k = _column_sums(
+        of_k = _copied(
             dk_ptr + batch * k_batch + head * k_head, share_ptr + batch * N if HAS_SHARE else share_ptr, out_ptr + E,
-            dmean, k_row, 3 * E, d, start, end, D, BN, BC, HAS_SHARE, False, True,
+            dmean, k_row, 3 * E, d, start, end, D, BN, BC, HAS_SHARE,
         )  # fmt: skip
         tl.store(own + E, of_k, mask=d < D)
+
+
+@triton.jit
+def columns(
+    x_ptr, share_ptr, sums_ptr, N, C, sums_batch,
+    SCALE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, HAS_SHARE: tl.constexpr,
+):  # fmt: skip
+    """Σ_n x_n over every block of BN rows, [B, N, C] to [B, blocks, C]; weighed by a share of each row.
+
+    With SCALE > 1 that share is 1 / (tokens of n's window), so that the sum is the one of the windows' means.
+    """
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    batch = tl.program_id(2).to(tl.int64)
+    here = (n[:, None] < N) & (c[None, :] < C)
+    x = tl.load(x_ptr + batch * N * C + n[:, None] * C + c[None, :], mask=here, other=0.0).to(tl.float32)
+    if HAS_SHARE:
+        share = tl.load(share_ptr + batch * N + n, mask=n < N, other=0.0)[:, None]
+        x = tl.where(share > 0, x * share, 0.0)  # a padded token may hold anything
+    if SCALE > 1:
+        x /= tl.maximum(tl.minimum(N - n // SCALE * SCALE, SCALE), 1).to(tl.float32)[:, None]
+    tl.store(sums_ptr + batch * sums_batch + tl.program_id(0) * C + c, tl.sum(x, 0), mask=c < C)
+
+
+@triton.jit
+def _over_blocks(sums_ptr, blocks, stride, c, C, BB: tl.constexpr, BC: tl.constexpr):
+    """The sum of so many rows of sums."""
+    found = tl.zeros((BB, BC), tl.float32)
+    for first in range(0, blocks, BB):
+        b = first + tl.arange(0, BB)
+        here = (b[:, None] < blocks) & (c[None, :] < C)
+        found += tl.load(sums_ptr + b[:, None] * stride + c[None, :], mask=here, other=0.0)
+    return tl.sum(found, 0)
 
 
 @triton.jit
 def total(sums_ptr, out_ptr, R, C, BR: tl.constexpr, BC: tl.constexpr):
     """The sum of R rows of C columns."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    found = tl.zeros((BR, BC), tl.float32)
-    for first in range(0, R, BR):
-        rows = first + tl.arange(0, BR)
-        here = (rows[:, None] < R) & (c[None, :] < C)
-        found += tl.load(sums_ptr + rows[:, None] * C + c[None, :], mask=here, other=0.0)
-    tl.store(out_ptr + c, tl.sum(found, 0).to(out_ptr.dtype.element_ty), mask=c < C)
+    found = _over_blocks(sums_ptr, R, C, c, C, BR, BC)
+    tl.store(out_ptr + c, found.to(out_ptr.dtype.element_ty), mask=c < C)
 
 
 @triton.jit
-def pool(
-    x_ptr, out_ptr, sums_ptr, table_ptr, N, E, G, blocks, rows_of_block,
-    BW: tl.constexpr, BC: tl.constexpr, HAS_SUMS: tl.constexpr,
-):  # fmt: skip
-    """The means over each group's windows, and for every block of windows the sum of its means.
-
-    The scale is the fastest index, so that the groups read the same tokens at the same time. Table: scale, windows,
-    first row of the points (−1: the tokens are the points).
-    """
-    group = tl.program_id(0)
-    columns = tl.cdiv(E, BC)
-    block = tl.program_id(1) // columns
-    c = tl.program_id(1) % columns * BC + tl.arange(0, BC)
+def pool(x_ptr, out_ptr, N, E, W, SCALE: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr):
+    """The means over windows of SCALE tokens, the last one may be shorter: [B, N, E] to [B, W, E]."""
+    window = tl.program_id(0) * BW + tl.arange(0, BW)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
     batch = tl.program_id(2).to(tl.int64)
-    scale = tl.load(table_ptr + group * 3).to(tl.int32)
-    windows = tl.load(table_ptr + group * 3 + 1).to(tl.int32)
-    offset = tl.load(table_ptr + group * 3 + 2)
-    own = tl.maximum(rows_of_block // scale, 1)
-    place = tl.arange(0, BW)
-    window = block * own + place
-    here = (place < own) & (window < windows)
     x_ptr += batch * N * E
     mean = tl.zeros((BW, BC), tl.float32)
-    for t in range(scale):
-        rows = window * scale + t
-        take = (here & (rows < N))[:, None] & (c[None, :] < E)
-        mean += tl.load(x_ptr + rows[:, None] * E + c[None, :], mask=take, other=0.0).to(tl.float32)
-    mean /= tl.maximum(tl.minimum(N - window * scale, scale), 1).to(tl.float32)[:, None]
-    stored = (here & (offset >= 0))[:, None] & (c[None, :] < E)
-    at = out_ptr + (offset + batch * windows + window)[:, None] * E + c[None, :]
-    tl.store(at, mean.to(out_ptr.dtype.element_ty), mask=stored)
-    if HAS_SUMS:
-        tl.store(sums_ptr + ((batch * G + group) * blocks + block) * E + c, tl.sum(mean, 0), mask=c < E)
+    if SCALE <= 16:
+        for t in tl.static_range(SCALE):
+            rows = window * SCALE + t
+            here = (rows[:, None] < N) & (c[None, :] < E)
+            mean += tl.load(x_ptr + rows[:, None] * E + c[None, :], mask=here, other=0.0).to(tl.float32)
+    else:
+        for t in range(SCALE):
+            rows = window * SCALE + t
+            here = (rows[:, None] < N) & (c[None, :] < E)
+            mean += tl.load(x_ptr + rows[:, None] * E + c[None, :], mask=here, other=0.0).to(tl.float32)
+    mean /= tl.maximum(tl.minimum(N - window * SCALE, SCALE), 1).to(tl.float32)[:, None]
+    at = out_ptr + batch * W * E + window[:, None] * E + c[None, :]
+    tl.store(at, mean.to(out_ptr.dtype.element_ty), mask=(window[:, None] < W) & (c[None, :] < E))
 
 
 @triton.jit
 def shift(
-    sums_ptr, weight_ptr, bias_ptr, beta_ptr, table_ptr, mean_ptr, shift_ptr, H, E, G, blocks, beta,
+    sums_ptr, weight_ptr, bias_ptr, beta_ptr, seen_ptr, table_ptr, mean_ptr, shift_ptr, H, E, G, blocks, beta,
     D: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BB: tl.constexpr, HAS_BIAS: tl.constexpr,
-    LEARNED: tl.constexpr,
+    LEARNED: tl.constexpr, HAS_SEEN: tl.constexpr,
 ):  # fmt: skip
-    """μ = W_K · (mean of the head's pooled inputs) + b_K, and β μ. Table: group and windows of each head."""
-    head = tl.program_id(0)
+    """μ = W_K · (mean of the head's inputs) + b_K, and β μ. Table: where each head's sums are, and how many points."""
+    pieces: tl.constexpr = (D + BD - 1) // BD
+    head = tl.program_id(0) // pieces
     batch = tl.program_id(1).to(tl.int64)
     group = tl.load(table_ptr + head * 2)
-    windows = tl.load(table_ptr + head * 2 + 1)
-    d = tl.arange(0, BD)
+    points = tl.load(table_ptr + head * 2 + 1)
+    d = tl.program_id(0) % pieces * BD + tl.arange(0, BD)
     mean = tl.zeros((BD,), tl.float32)
     sums_ptr += (batch * G + group) * blocks * E
     weight_ptr += head * D * E
     for first in range(0, E, BE):
         e = first + tl.arange(0, BE)
-        inputs = tl.zeros((BB, BE), tl.float32)
-        for block in range(0, blocks, BB):
-            b = block + tl.arange(0, BB)
-            there = (b[:, None] < blocks) & (e[None, :] < E)
-            inputs += tl.load(sums_ptr + b[:, None] * E + e[None, :], mask=there, other=0.0)
+        inputs = _over_blocks(sums_ptr, blocks, E, e, E, BB, BE)
         weight = tl.load(
             weight_ptr + d[:, None] * E + e[None, :], mask=(d[:, None] < D) & (e[None, :] < E), other=0.0
         ).to(tl.float32)
-        mean += tl.sum(weight * tl.sum(inputs, 0)[None, :], 1)
-    mean /= windows.to(tl.float32)
+        mean += tl.sum(weight * inputs[None, :], 1)
+    mean /= points.to(tl.float32)
     if HAS_BIAS:
-        mean += tl.load(bias_ptr + head * D + d, mask=d < D, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + head * D + d, mask=d < D, other=0.0).to(tl.float32)
+        if HAS_SEEN:
+            bias *= tl.load(seen_ptr + batch)
+        mean += bias
     at = (batch * H + head) * D + d
     tl.store(mean_ptr + at, mean, mask=d < D)
     if LEARNED:
@@ -221,55 +202,78 @@ def shift(
 
 @triton.jit
 def finish(
-    grad_ptr, dshift_ptr, beta_ptr, sums_ptr, table_ptr, order_ptr, E, blocks, beta,
-    D: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, HAS_SHIFT: tl.constexpr, LEARNED: tl.constexpr,
+    grad_ptr, dq_ptr, beta_ptr, sums_ptr, heads_ptr, H, own, points, blocks, of_queries, beta,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr, RECENTRED: tl.constexpr,
+    LEARNED: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of μ added to those of a group's keys, in place; and sums over its points, one per block.
+    """Of one group of heads: their share in the gradient of μ, −β Σ_i dq_i, added to their keys' in place; and sums of
+    their values'.
 
-    Table: windows, offset and width of a group's rows, and its first column in the order of all.
+    heads_ptr: the group's own heads. dq_ptr: Σ_i dq_i in so many blocks.
     """
     block = tl.program_id(0)
+    column = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
-    row = table_ptr + tl.program_id(1) * 4
-    windows = tl.load(row).to(tl.int32)
-    width = tl.load(row + 2).to(tl.int32)
-    grad_ptr += tl.load(row + 1) + batch * windows * width
-    order_ptr += tl.load(row + 3)
-    sums_ptr += (batch * blocks + block) * 2 * E
+    head = tl.load(heads_ptr + column % own)
     rows = block * BN + tl.arange(0, BN)
-    for first in range(0, width, BC):
-        c = first + tl.arange(0, BC)
-        natural = tl.load(order_ptr + c, mask=c < width, other=0)  # keys are the first E, values the others
-        at = grad_ptr + rows[:, None] * width + c[None, :]
-        here = (rows[:, None] < windows) & (c[None, :] < width)
-        grad = tl.load(at, mask=here, other=0.0).to(tl.float32)
-        if HAS_SHIFT:
-            key = (c < width) & (natural < E)
-            add = tl.load(dshift_ptr + batch * E + natural, mask=key, other=0.0) / windows.to(tl.float32)
-            if LEARNED:
-                add *= tl.load(beta_ptr + natural // D, mask=key, other=0.0).to(tl.float32)
-            else:
-                add *= beta
-            grad = tl.where(here, grad + add[None, :], 0.0)
-            tl.store(at, grad.to(grad_ptr.dtype.element_ty), mask=here & key[None, :])
-        tl.store(sums_ptr + natural, tl.sum(grad, 0), mask=c < width)
+    d = tl.arange(0, BD)
+    here = (rows[:, None] < points) & (d[None, :] < D)
+    row_stride = 2 * own * D
+    at = grad_ptr + batch * points * row_stride + column * D + rows[:, None] * row_stride + d[None, :]
+    if column >= own:
+        total = tl.sum(tl.load(at, mask=here, other=0.0).to(tl.float32), 0)
+        tl.store(sums_ptr + (batch * blocks + block) * H * D + head * D + d, total, mask=d < D)
+    elif RECENTRED:
+        share = _over_blocks(dq_ptr + batch * of_queries * H * D + head * D, of_queries, H * D, d, D, BB, BD) / points
+        if LEARNED:
+            share *= tl.load(beta_ptr + head).to(tl.float32)
+        else:
+            share *= beta
+        grad = tl.load(at, mask=here, other=0.0).to(tl.float32) - share[None, :]
+        tl.store(at, grad.to(grad_ptr.dtype.element_ty), mask=here)
 
 
 @triton.jit
-def unpool(dx_ptr, points_ptr, table_ptr, N, E, G, BN: tl.constexpr, BC: tl.constexpr):
-    """dx_i += Σ over the groups of the gradient of i's window, divided by the window's size. Table as in `pool`."""
+def biases(
+    dq_ptr, dv_ptr, beta_ptr, out_ptr, RQ, RV, E, beta,
+    D: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, LEARNED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of b_Q, b_K and b_V from sums of dq and dv.
+
+    What is added to all keys of a softmax head cancels, so that b_K acts through μ alone: db_K = −β db_Q.
+    """
+    part = tl.program_id(1)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    if part == 2:
+        found = _over_blocks(dv_ptr, RV, E, c, E, BR, BC)
+    else:
+        found = _over_blocks(dq_ptr, RQ, E, c, E, BR, BC)
+        if part == 1:
+            if LEARNED:
+                found *= -tl.load(beta_ptr + c // D, mask=c < E, other=0.0).to(tl.float32)
+            else:
+                found *= -beta
+    tl.store(out_ptr + part * E + c, found.to(out_ptr.dtype.element_ty), mask=c < E)
+
+
+@triton.jit
+def unpool(dx_ptr, points_ptr, table_ptr, N, E, G: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
+    """dx_i += Σ over the groups of the gradient of i's window, divided by the window's size.
+
+    Table: scale, windows and first point of each group.
+    """
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     batch = tl.program_id(2).to(tl.int64)
     here = (rows[:, None] < N) & (c[None, :] < E)
     at = dx_ptr + batch * N * E + rows[:, None] * E + c[None, :]
     total = tl.load(at, mask=here, other=0.0).to(tl.float32)
-    for group in range(G):
+    for group in tl.static_range(G):
         scale = tl.load(table_ptr + group * 3).to(tl.int32)
-        windows = tl.load(table_ptr + group * 3 + 1).to(tl.int32)
+        windows = tl.load(table_ptr + group * 3 + 1)
         offset = tl.load(table_ptr + group * 3 + 2)
         window = rows // scale
         share = 1.0 / tl.maximum(tl.minimum(N - window * scale, scale), 1).to(tl.float32)
-        point = points_ptr + (offset + batch * windows + window)[:, None] * E + c[None, :]
-        total += tl.load(point, mask=here & (offset >= 0), other=0.0).to(tl.float32) * share[:, None]
+        point = points_ptr + (offset + batch * windows) * E + window[:, None] * E + c[None, :]
+        total += tl.load(point, mask=here, other=0.0).to(tl.float32) * share[:, None]
     tl.store(at, total.to(dx_ptr.dtype.element_ty), mask=here)

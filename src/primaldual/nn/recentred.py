@@ -1,28 +1,30 @@
 """Attention-BN inside a layer: queries come out of the projection already re-centred.
 
 Under softmax the key side of x ↦ x − βμ cancels (`RowConstantsCancel`), so what is left is softmax attention with
-q − βμ. On the way back Σ_i dq_i, which the bias needs anyway, is the gradient of −βμ; and since μ is the mean of the
-projected keys, adding its share to every dk makes the two matrix products of a plain projection give everything.
+q − βμ, and μ = W_K · (mean of the inputs) + b_K needs no pass over the keys. On the way back Σ_i dq_i, which the bias
+needs anyway, is the gradient of −βμ; and since μ is the mean of the projected keys, adding its share to every dk makes
+the two matrix products of a plain projection give everything.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import linear
 
 from ..ops.ragged_launch import in_rows
 from ..primal import AllKeys, Exponential, KernelSum, Recenter
-from .launching import launch, launches, power
+from .launching import forked, launch, launches, power
 
 if TYPE_CHECKING:
     from .multihead import MultiheadAttention
 
 CHUNK = 512  # tokens whose sum one program takes
 WHOLE = 1024  # up to so many tokens one launch does it all
+BLOCK = 128  # rows of a block of `column_sums`
 
 
 def applies(layer: MultiheadAttention, x: Tensor, mask: Tensor | None, is_causal: bool, need_weights: bool) -> bool:
@@ -101,8 +103,14 @@ class _Recentred(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:  # fmt: skip
         B, N, E = x.shape
         x = x.contiguous()
-        q, k, v = linear(x, weight, bias).view(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4).unbind(0)
-        mean = _recentre(q, k, share, beta, number)
+        packed = x.new_empty(B, N, 3 * E)
+        fork = forked(x, 2)
+        with fork.part(0):
+            mean, shift = _mean(x, weight, bias, share, beta, number, heads)
+        affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
+        fork.join()
+        q, k, v = packed.view(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4).unbind(0)
+        _recentre(q, shift)
         ctx.save_for_backward(x, weight, beta, share, None if beta is None else mean)
         ctx.settings = number, None if bias is None else bias.dtype
         return q, k, v
@@ -113,10 +121,17 @@ class _Recentred(torch.autograd.Function):
         x, weight, beta, share, mean = ctx.saved_tensors
         number, bias_dtype = ctx.settings
         dqkv, sums = _assemble(dq, dk, dv, share, beta, number)
-        dx = (dqkv @ weight).view_as(x) if ctx.needs_input_grad[0] else None
-        dweight = dqkv.T @ x.flatten(0, 1) if ctx.needs_input_grad[1] else None
-        dbias = total(sums.flatten(2), bias_dtype) if ctx.needs_input_grad[2] else None
+        dweight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        dbias = torch.empty(weight.shape[0], dtype=bias_dtype, device=x.device) if ctx.needs_input_grad[2] else None
         dbeta = None
+        fork = forked(x, 2)
+        with fork.part(0):
+            if dweight is not None:
+                torch.mm(dqkv.T, x.flatten(0, 1), out=dweight)
+            if dbias is not None:
+                total(sums.flatten(2), dbias)
+        dx = (dqkv @ weight).view_as(x) if ctx.needs_input_grad[0] else None
+        fork.join()
         if beta is not None and ctx.needs_input_grad[3]:
             dbeta = -(sums[:, :, 0].sum(1) * mean).sum((0, 2)).to(beta.dtype)
         return dx, dweight, dbias, dbeta, None, None, None
@@ -134,27 +149,76 @@ def _block(dim: int) -> int:
     return min(32, max(16, power(dim)))
 
 
-def _recentre(q: Tensor, k: Tensor, share: Tensor | None, beta: Tensor | None, number: float) -> Tensor:
-    """Take βμ off the queries, in place; μ [B, H, D]."""
+def _recentre(q: Tensor, shift: Tensor) -> None:
+    """Take the shift off the queries, in place."""
     B, H, N, D = q.shape
     if not launches(q):
+        q -= shift.unsqueeze(2)
+        return
+    launch(
+        "recentre", (-(-N // BLOCK), H, B), (q, shift), (*q.stride()[:3], H, N, D, BLOCK, power(D))
+    )  # fmt: skip
+
+
+def _mean(
+    x: Tensor, weight: Tensor, bias: Tensor | None, share: Tensor | None, beta: Tensor | None, number: float, heads: int
+) -> tuple[Tensor, Tensor]:
+    """μ and βμ, [B, H, D] each, from the mean of the inputs over the tokens that are seen."""
+    B, N, E = x.shape
+    if launches(x):
+        table = _one_group(heads, N if share is None else 1, x.device)
+        sums = column_sums(x, share).unsqueeze(1)
+        return shift_of(sums, weight, bias, beta, number, heads, table, None if share is None else share.sum(1))
+    with torch.autocast(x.device.type, enabled=False):  # statistics are not rounded
         if share is None:
-            mean = k.mean(2, dtype=wide(k))
-        else:
-            share = share[:, None, :, None]
-            mean = (k * share).where(share > 0, 0.0).sum(2)
-        q -= (mean * (number if beta is None else beta[:, None])).unsqueeze(2)
-        return mean
-    chunk, chunks, phases = _chunks(N)
-    mean = q.new_empty(B, H, D, dtype=torch.float32)
-    sums = q.new_empty(B, chunks, H, D, dtype=torch.float32) if chunks > 1 else None
-    block = _block(D)
-    for phase in phases:
-        launch(
-            "recentre", (chunks, H * -(-D // block), B), (q, k, share, beta, sums, mean),
-            (*q.stride()[:3], H, N, number, chunk, chunks, D, 128, block, share is not None, beta is not None, phase),
-        )  # fmt: skip
-    return mean
+            share = x.new_full((B, N), 1 / N, dtype=wide(x))
+        inputs = (x * share.unsqueeze(-1)).where(share.unsqueeze(-1) > 0, 0.0).sum(1)
+        mean = inputs @ weight[E : 2 * E].to(wide(x)).T
+        if bias is not None:
+            mean = mean + share.sum(1, keepdim=True) * bias[E : 2 * E]
+    mean = mean.view(B, heads, -1)
+    return mean, mean * (number if beta is None else beta[:, None])
+
+
+@functools.lru_cache(maxsize=64)
+def _one_group(heads: int, points: int, device: torch.device) -> Tensor:
+    return torch.tensor([(0, points)] * heads, dtype=torch.int64, device=device)
+
+
+def column_sums(x: Tensor, share: Tensor | None = None, out: Tensor | None = None, scale: int = 1) -> Tensor:
+    """Σ_n x_n of [B, N, C], each row weighed by its share, over blocks of rows: [B, blocks, C] in float32.
+
+    With a scale, rows are weighed so that the sum is that of the means over windows of so many.
+    """
+    B, N, C = x.shape
+    out = x.new_empty(B, -(-N // BLOCK), C, dtype=torch.float32) if out is None else out
+    launch(
+        "columns", (out.shape[1], -(-C // 64), B), (x, share, out),
+        (N, C, out.stride(0), scale, BLOCK, 64, share is not None),
+    )  # fmt: skip
+    return out
+
+
+def shift_of(
+    sums: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, number: float, heads: int, table: Tensor,
+    seen: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """μ and βμ, [B, H, D] each, from sums [B, groups, blocks, E] of inputs; table: group and points of each head.
+
+    seen [B]: 0 where a sequence has no token that is seen.
+    """
+    B, G, blocks, E = sums.shape
+    D = E // heads
+    weight, bias = weight[E : 2 * E].contiguous(), None if bias is None else bias[E : 2 * E]
+    mean, shift = sums.new_empty(B, heads, D), sums.new_empty(B, heads, D)
+    piece = min(16, power(D))
+    launch(
+        "shift", (heads * -(-D // piece), B, 1),
+        (sums, weight, bias, beta, seen, table, mean, shift),
+        (heads, E, G, blocks, number, D, piece, min(512, power(E)), min(32, power(blocks)), bias is not None,
+         beta is not None, seen is not None),
+    )  # fmt: skip
+    return mean, shift
 
 
 def _assemble(
@@ -182,11 +246,18 @@ def _assemble(
     return out, sums
 
 
-def total(sums: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+def total(sums: Tensor, out: Tensor) -> None:
     """The sum over everything but the last dimension."""
     width = sums.shape[-1]
-    out = sums.new_empty(width, dtype=dtype) if out is None else out
     if not launches(sums):
-        return out.copy_(sums.flatten(0, -2).sum(0))
-    launch("total", (-(-width // 64), 1, 1), (sums, out), (sums.numel() // width, width, 32, 64))
-    return out
+        out.copy_(sums.flatten(0, -2).sum(0))
+        return
+    launch("total", (-(-width // 32), 1, 1), (sums, out), (sums.numel() // width, width, 128, 32))
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """x Wᵀ + b of rows, into a tensor that is there already."""
+    if bias is None:
+        torch.mm(x, weight.T, out=out)
+    else:
+        torch.addmm(bias, x, weight.T, out=out)

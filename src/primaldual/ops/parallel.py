@@ -1,14 +1,14 @@
 """Scaled softmax heads on cuDNN's kernels, one stream per scale.
 
 For long sequences the library's kernels cannot be beaten; what can be saved is everything around them. The longest
-heads start at once. Every other scale pools, attends and writes its share of the result on a stream of its own, in the
+heads go first. Every other scale pools, attends and writes its share of the result on a stream of its own, in the
 shadow of the longest, and so does its way back: no concatenation, no zero-filled gradients.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,56 +64,80 @@ def run(p: Problem) -> Tensor:
     return _Tokens.apply(p.q, p.k, p.v, beta, groups, p.dropout_p)
 
 
-def attend(q: Tensor, keys: list[Tensor], values: list[Tensor], shift: Tensor | None, dropout_p: float) -> Tensor:
-    """Heads whose points are given, group by group: q [B, H, L, D], keys[g] [B, heads of g, points of g, D].
+def attend(q: Tensor, parts: Sequence[Tensor], shift: Tensor | None, dropout_p: float) -> Tensor:
+    """Heads whose points are given: q [B, H, L, D], and for each group its keys and values side by side.
 
-    shift [B, H, D] is taken off the queries.
+    parts[g] [B · points, 2 · heads of g · D]. shift [B, H, D] is taken off the queries; its gradient, −Σ_i dq_i, is
+    left to whoever made it.
     """
-    points = [x for pair in zip(keys, values, strict=True) for x in pair]
-    return _Points.apply(q, shift, dropout_p, *points)
+    return _Points.apply(q, shift, dropout_p, *parts)
 
 
 @functools.cache
-def _streams(device: torch.device, count: int) -> tuple[torch.cuda.Stream, ...]:
-    """They go before the longest heads, which then cover up what the short ones still have to copy."""
-    return tuple(torch.cuda.Stream(device, priority=-1) for _ in range(count))
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """The first goes before the others: they fill what the longest work leaves."""
+    return torch.cuda.Stream(device, priority=min(number - 3, 0))
 
 
-class _Fork:
-    """One stream per part; the first part stays on the current one.
+class Fork:
+    """Parts of a work, each on a stream of its own; the last one, and all where there is one, on the current stream.
 
     Every stream starts after the current one, and the current one waits for all at the end: so memory that goes back
     to the pool of any of them is free by the time it is used again.
     """
 
     def __init__(self, parts: int) -> None:
-        self.current = torch.cuda.current_stream()
-        self.others = _streams(self.current.device, parts - 1)
+        self.others: list[torch.cuda.Stream] = []
+        if parts > 1:
+            self.current = torch.cuda.current_stream()
+            self.others = [_stream(self.current.device, number) for number in range(parts - 1)]
         for stream in self.others:
             stream.wait_stream(self.current)
 
     @contextmanager
     def part(self, number: int) -> Iterator[None]:
-        if number == 0:
+        if number >= len(self.others):
             yield
             return
-        with torch.cuda.stream(self.others[number - 1]):
+        with torch.cuda.stream(self.others[number]):
             yield
 
+    def wait(self, number: int) -> None:
+        """Go on, on the current stream, only after this part."""
+        if number < len(self.others):
+            self.current.wait_stream(self.others[number])
+
     def join(self) -> None:
-        for stream in self.others:
-            self.current.wait_stream(stream)
+        for number in range(len(self.others)):
+            self.wait(number)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, shift: Tensor | None, out: Tensor, p: float) -> tuple[list[Tensor], Any]:
     """One group of heads, into its share of `out`; and what its way back needs."""
-    if shift is not None:
-        moved = torch.empty_like(q)
-        place(q, moved, add=-shift)
-        q = moved
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, p, False, False)
+    own = _own(q, k, out)
+    place(q, own, add=None if shift is None else -shift)
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention(own, k, v, None, True, p, False, False)
     place(found[0], out)
-    return [q, k, v, found[1], found[6], found[7]], found[2:6]
+    return [own, k, v, found[1], found[6], found[7]], found[2:6]
+
+
+def _own(q: Tensor, k: Tensor, out: Tensor) -> Tensor:
+    """Room for queries, with strides that no other call has.
+
+    torch keeps cuDNN's plan of a backward pass by the strides of q, k and v, although the plan holds those of the
+    output and of its gradient too. Here these are a share of a wider tensor, and a call that differs in them alone
+    would be run by the wrong plan: so rows get some room at the end, as much as tells `out` from the others.
+    """
+    B, H, L, D = q.shape
+    seen = _layouts.setdefault((q.shape, k.shape), [])
+    if out.stride() not in seen:
+        seen.append(out.stride())
+    room = 16 * (1 + seen.index(out.stride()))
+    return q.new_empty(B, L, H * D + room)[..., : H * D].unflatten(2, (H, D)).transpose(1, 2)
+
+
+_layouts: dict[tuple[torch.Size, torch.Size], list[tuple[int, ...]]] = {}
+"""The strides of outputs that went with queries and keys of these shapes."""
 
 
 def _backward(grad: Tensor, out: Tensor, kept: list[Tensor], plain: Any, p: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,6 +145,11 @@ def _backward(grad: Tensor, out: Tensor, kept: list[Tensor], plain: Any, p: floa
     return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         grad, q, k, v, out, lse, seed, offset, None, *plain, p, False
     )
+
+
+def _like(grad: Tensor, out: Tensor) -> Tensor:
+    """The gradient with the strides of the output: see `_own`."""
+    return grad if grad.stride() == out.stride() else torch.empty_like(out).copy_(grad)
 
 
 def _output(q: Tensor, value_dim: int) -> Tensor:
@@ -136,7 +165,7 @@ class _Tokens(torch.autograd.Function):
     ) -> Tensor:
         out = _output(q, v.shape[-1])
         kept, plain = [], []
-        fork = _Fork(len(groups))
+        fork = Fork(len(groups))
         for number, (part, scale) in enumerate(_parts(groups)):
             with fork.part(number):
                 keys, values = pool_heads(k[:, part], v[:, part], scale)
@@ -155,10 +184,11 @@ class _Tokens(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, beta, *kept = ctx.saved_tensors
         groups, p, plain, shape = ctx.settings
+        grad = _like(grad, out)
         dq = _output(out, shape[-1])
         dk, dv = (torch.empty(*shape[:3], n, dtype=out.dtype, device=out.device) for n in (shape[-1], out.shape[-1]))
         dbeta = None if beta is None else torch.zeros_like(beta)
-        fork = _Fork(len(groups))
+        fork = Fork(len(groups))
         for number, (part, scale) in enumerate(_parts(groups)):
             *needed, mean = kept[7 * number : 7 * number + 7]
             with fork.part(number):
@@ -179,48 +209,50 @@ class _Points(torch.autograd.Function):
     """Keys and values of every group are given as they are."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, shift: Tensor | None, p: float, *points: Tensor) -> Tensor:
-        out = _output(q, points[1].shape[-1])
-        kept, plain, parts = [], [], _slices(points[::2])
-        fork = _Fork(len(parts))
-        for number, part in enumerate(parts):
-            keys, values = points[2 * number], points[2 * number + 1]
+    def forward(ctx: Any, q: Tensor, shift: Tensor | None, p: float, *parts: Tensor) -> Tensor:
+        out = _output(q, q.shape[-1])
+        kept, plain, start = [], [], 0
+        fork = Fork(len(parts))
+        for number, points in enumerate(parts):
+            keys, values = _apart(points, q)
+            part = slice(start, start + keys.shape[1])
             with fork.part(number):
-                of_part = None if shift is None else shift[:, part].contiguous()
-                needed, rest = _forward(q[:, part], keys, values, of_part, out[:, part], p)
-                kept += needed
-                plain.append(rest)
+                needed, rest = _forward(
+                    q[:, part], keys, values, None if shift is None else shift[:, part], out[:, part], p
+                )
+                kept += [needed[0], *needed[3:]]
+                plain.append((part, rest))
+            start = part.stop
         fork.join()
-        ctx.save_for_backward(out, *kept)
-        ctx.settings = (parts, p, plain, shift is not None)
+        ctx.save_for_backward(out, *parts, *kept)
+        ctx.settings = p, plain
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, *kept = ctx.saved_tensors
-        parts, p, plain, shifted = ctx.settings
-        dq = _output(out, kept[0].shape[-1])
-        shares, gradients = [], []
-        fork = _Fork(len(parts))
-        for number, part in enumerate(parts):
+        p, plain = ctx.settings
+        grad, dq = _like(grad, out), torch.empty_like(out)
+        gradients = []
+        fork = Fork(len(plain))
+        for number, (part, rest) in enumerate(plain):
+            at = len(plain) + 4 * number
             with fork.part(number):
-                needed = kept[6 * number : 6 * number + 6]
-                dqueries, dkeys, dvalues = _backward(grad[:, part], out[:, part], needed, plain[number], p)
-                place(dqueries, dq[:, part])
-                gradients += [dkeys, dvalues]
-                if shifted:
-                    shares.append(-dqueries.sum(2, dtype=torch.float32))
+                needed = [kept[at], *_apart(kept[number], out), *kept[at + 1 : at + 4]]
+                found = _backward(grad[:, part], out[:, part], needed, rest, p)
+                gradients.append(torch.empty_like(kept[number]))
+                for x, to in zip(found, (dq[:, part], *_apart(gradients[number], out)), strict=True):
+                    place(x, to)
+            del found, x  # before the next one needs room
         fork.join()
-        return dq, torch.cat(shares, 1) if shifted else None, None, *gradients
+        return dq, None, None, *gradients
 
 
-def _slices(keys: tuple[Tensor, ...]) -> list[slice]:
-    parts, start = [], 0
-    for x in keys:
-        parts.append(slice(start, start + x.shape[1]))
-        start += x.shape[1]
-    return parts
+def _apart(points: Tensor, like: Tensor) -> tuple[Tensor, ...]:
+    """Keys and values [B, heads, points, D] of a group, views of where they lie side by side."""
+    B, D = like.shape[0], like.shape[-1]
+    return points.view(B, points.shape[0] // B, 2, -1, D).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def _parts(groups: tuple[tuple[int, int], ...]) -> list[tuple[slice, int]]:
