@@ -5,8 +5,9 @@ import torch
 
 from primaldual import Primal, mechanism, mechanisms
 from primaldual.ops import EXECUTORS, Plan, plan
-from primaldual.ops.estimates import H200, Work
+from primaldual.ops.estimates import H200, Work, describe, estimate
 from primaldual.ops.plan import WIDTH, Candidate, amount, circumstances, duration
+from primaldual.ops.problem import Problem
 from primaldual.primal import Fixed, Pattern, Sparse, Strided, Window
 from primaldual.primal.features import FeatureMap
 
@@ -68,6 +69,20 @@ def test_on_a_cpu_pieces_are_taken_where_they_score_a_fifth_of_the_keys(
     chosen = plan(x, x, x, Primal(training_set=Sparse(pattern)), is_causal=causal)
     found = chosen.estimates
     assert chosen.impl == ("block_sparse" if 5 * found["block_sparse"].flops <= found["sdpa"].flops else "sdpa")
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "winner"), [(93, 320, "sdpa"), (1000, 40, "sdpa"), (16384, 2, "block_sparse")]
+)
+def test_on_a_gpu_pieces_in_plain_torch_pay_in_long_sequences_alone(length: int, batch: int, winner: str) -> None:
+    """With dropout FlexAttention does not run: at 93 steps a layer took 1.7 ms in pieces."""
+    x = torch.empty(batch, 8, length, 8, device="meta", dtype=torch.bfloat16)
+    pieces = describe(Problem(mechanism("sparse"), x, x, x, None, None, None, None, False, 0.1, {}, False), True, True)
+    work = pieces._replace(device=H200, plain=True)
+    found = {impl: estimate(impl, work).seconds for impl in ("sdpa", "block_sparse")}
+    assert min(found, key=found.__getitem__) == winner
+    if length == 93:
+        assert found["block_sparse"] == pytest.approx(1.7e-3, rel=0.3)
 
 
 def test_a_pattern_of_one_s_own_runs_on_the_dense_mask() -> None:

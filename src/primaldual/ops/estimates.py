@@ -39,7 +39,10 @@ class Fit(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What was measured on a device; `fits` by executor ("masked": sdpa with a mask that is stored)."""
+    """What was measured on a device; `fits` by executor.
+
+    "masked": sdpa with a mask that is stored. "pieces": block_sparse without FlexAttention.
+    """
 
     name: str
     bandwidth: float  # bytes per second
@@ -59,7 +62,8 @@ H200 = Device(
     rates={torch.bfloat16: 437e12, torch.float16: 437e12, torch.float32: 30e12, torch.float64: 10e12},
     fits={
         "linear": Fit(1.0, call=150e-6),  # not measured beyond the bandwidth
-        "block_sparse": Fit(0.45, part=1.6e-3),  # FlexAttention, 16384, batch 2, eager
+        "block_sparse": Fit(0.45, narrowest=56, part=1.6e-3),  # FlexAttention, 16384, batch 2, eager
+        "pieces": Fit(0.45, part=1.6e-3),  # in plain torch, with dropout: 93 steps, batch 320, captured
         "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6),  # cuDNN; scales on parallel streams
         "masked": Fit(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),  # a pattern's mask at 4096, batch 4
         "ragged": Fit(0.92, row=200, narrowest=38, call=560e-6),
@@ -79,6 +83,7 @@ CPU = Device(
     fits={
         "linear": Fit(0.125),
         "block_sparse": Fit(0.20),  # pieces pay when they hold at most one key in five
+        "pieces": Fit(0.20),
         "sdpa": Fit(1.0),
         "masked": Fit(1.0),
         "ragged": Fit(1e-6),  # Triton's interpreter, for tests
@@ -109,6 +114,7 @@ class Work(NamedTuple):
     kernel: bool = False  # linear attention has its own kernels
     pieces: int = 0  # of the sparse patterns of all groups
     piece_flops: int = 0  # forward
+    plain: bool = False  # pieces run in plain torch on a GPU, where every operation writes its scores
 
     @property
     def heads(self) -> int:
@@ -168,6 +174,7 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
         kernel=finite and linear._has_kernel(problem),
         pieces=0 if kept is None else kept.pieces,
         piece_flops=0 if kept is None else kept.flops,
+        plain=kept is not None and q.is_cuda and not block_sparse._flex_runs(problem),
     )  # fmt: skip
 
 
@@ -267,11 +274,17 @@ def _ragged(work: Work) -> _Count:
 
 
 def _block_sparse(work: Work) -> _Count:
-    """An attention per piece, and the merge of their outputs in float32."""
+    """An attention per piece, and the merge of their outputs in float32; in plain torch 40 passes over the scores."""
     merged = 4 * work.batch * work.heads * work.queries * work.value_dim * 3
-    pieces, groups = work.pieces, len(work.groups)
+    pieces, groups, flops = work.pieces, len(work.groups), float(work.piece_flops)
     moved = max(1.0, pieces / groups) * (_rows(work) + merged)
-    return _Count("block_sparse", float(work.piece_flops), moved, 6 * pieces, 10 * pieces, pieces)
+    if work.plain:
+        moved += 40 * 4 * flops / (2 * (work.head_dim + work.value_dim))
+        return _Count("pieces", flops, moved, 40 * pieces, 60 * pieces, pieces)
+    narrowest = work.device.fits["block_sparse"].narrowest
+    wide = max(work.head_dim, narrowest) + max(work.value_dim, narrowest)
+    busy = flops * wide / (work.head_dim + work.value_dim)
+    return _Count("block_sparse", flops, moved, 6 * pieces, 10 * pieces, pieces, busy)
 
 
 def _linear(work: Work) -> _Count:

@@ -49,9 +49,12 @@ def pool(p: Problem) -> Pool:
         everything = torch.ones(1, 1, p.k.shape[2], dtype=torch.bool, device=p.k.device) if seen is None else seen
         points = p.primal.training_set.reduce(p.k, values, everything.unsqueeze(2), p.scale, p.parameters)
         keys, values, seen = points.keys.squeeze(2), points.values.squeeze(2), points.seen.squeeze(2)
-    else:
-        keys, _ = pool_tokens(p.k, seen, pooled, p.scale, p.parameters)
-        values, seen = pool_tokens(values, seen, pooled, p.scale, p.parameters)
+    elif seen is None:
+        keys, _ = pool_tokens(p.k, None, pooled, p.scale, p.parameters)
+        values, _ = pool_tokens(values, None, pooled, p.scale, p.parameters)
+    else:  # side by side, so that the valid tokens are counted once
+        both, seen = pool_tokens(torch.cat([p.k, values], dim=-1), seen, pooled, p.scale, p.parameters)
+        keys, values = (x.contiguous() for x in both.split([p.k.shape[-1], values.shape[-1]], dim=-1))
     if p.key_bias is None:
         return Pool(keys, values, seen, None)
     return Pool(keys, values[..., :-1], seen, values[..., -1])
@@ -110,6 +113,32 @@ def causal_pool(p: Problem) -> CausalPool:
         k, v = k.cumsum(3) / count, v.cumsum(3) / count
     v, bias = split_bias(v)
     return CausalPool(first, k, v, running, bias)
+
+
+REMEMBERED = 1 << 22
+"""Pairs of the largest pattern that is kept on a GPU."""
+
+
+def visible(p: Problem) -> Tensor | None:
+    """Boolean [L, W], which points the queries of the group see; None when all. On a GPU small ones are remembered."""
+    training_set, place = p.primal.training_set, (p.scale, p.q.shape[2], p.k.shape[2], p.q.device)
+    if (
+        not (p.q.is_cuda and isinstance(training_set, Sparse)) or torch.compiler.is_compiling()
+        or p.q.shape[2] * p.k.shape[2] > REMEMBERED
+    ):  # fmt: skip
+        return training_set.visible(*place)
+    found = _visible.get((training_set, *place))
+    if found is None:
+        with torch.inference_mode(False):  # one first met in inference serves training later
+            found = training_set.visible(*place)
+        if found is not None and not torch.cuda.is_current_stream_capturing():  # a graph's memory is its own
+            if len(_visible) >= 64:
+                _visible.clear()
+            _visible[training_set, *place] = found
+    return found
+
+
+_visible: dict[tuple[object, ...], Tensor] = {}
 
 
 def fit_length(x: Tensor, length: int) -> Tensor:

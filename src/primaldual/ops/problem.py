@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -226,20 +226,26 @@ def pick(x: Tensor, dim: int, heads: tuple[int, ...]) -> Tensor:
     """These heads of x; a view when they stand side by side."""
     if heads == tuple(range(heads[0], heads[0] + len(heads))):
         return x.narrow(dim, heads[0], len(heads))
-    return x.index_select(dim, torch.tensor(heads, device=x.device))
+    return _stack(x.unbind(dim), dim, heads)
 
 
 def _divide(x: Tensor, heads_of: list[tuple[int, ...]]) -> list[Tensor]:
     """The heads of each group. Where groups stand side by side, one split: its gradient is one concatenation."""
     if [h for heads in heads_of for h in heads] == list(range(x.shape[1])):
         return list(x.split([len(heads) for heads in heads_of], dim=1))
-    return [pick(x, 1, heads) for heads in heads_of]
+    each = x.unbind(1)
+    return [_stack(each, 1, heads) for heads in heads_of]
 
 
 def in_order(parts: list[Tensor], heads_of: list[tuple[int, ...]]) -> Tensor:
     """Concatenate along dimension 1, and put the heads that each part holds back in their places."""
-    joined = torch.cat(parts, dim=1)
     order = [h for heads in heads_of for h in heads]
     if order == sorted(order):
-        return joined
-    return joined.index_select(1, torch.tensor(sorted(range(len(order)), key=order.__getitem__), device=joined.device))
+        return torch.cat(parts, dim=1)
+    each = [x for part in parts for x in part.unbind(1)]
+    return _stack(each, 1, sorted(range(len(order)), key=order.__getitem__))
+
+
+def _stack(each: Sequence[Tensor], dim: int, heads: Sequence[int]) -> Tensor:
+    """No index tensor, which a captured graph could not take from the host; one launch, and one for the gradient."""
+    return torch.stack([each[h] for h in heads], dim)

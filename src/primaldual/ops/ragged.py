@@ -1,7 +1,8 @@
 """Our own fused attention: heads with different numbers of keys in one launch (kernels in `ragged_kernels`).
 
 Softmax heads only, as in `sdpa`. Mean pooling without masks goes through `ragged_tokens`, which pools, attends and, on
-the way back, hands the gradients to the tokens. Everything else pools first and goes through `ragged_points`.
+the way back, hands the gradients to the tokens. Everything else pools first and goes through `ragged_points`; padded
+sequences do that for all heads at once (`padded`), the rest group by group.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from ..dual import GroupHeadsByScale
 from ..dual.rewrites import pooling_of
 from ..primal import Recenter, Sparse
 from . import sdpa
+from .padded import Line, in_line, keep_padded, pool_padded
 from .problem import Problem, in_order
 from .ragged_launch import Layout, interpreted, without_triton
 from .ragged_ops import attend_points, attend_tokens, known
+from .ragged_ops import packed as packed
+from .ragged_ops import traced as traced
 
 MAX_HEAD_DIM = 128
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,17 +55,23 @@ def refusal(problem: Problem) -> str | None:
         return "1/σ² over the few keys that the first queries see magnifies what does not cancel in the ragged kernel"
     if problem.q.device.type != "cuda" and not interpreted():
         return f"the ragged kernel runs on a CUDA device, not on {problem.q.device.type}"
-    if problem.q.is_cuda and torch.cuda.is_current_stream_capturing() and _plain(problem):
+    if _capturing(problem) and (_plain(problem) or (_padded(problem) and max(problem.scales) > 1)):
         p = problem
         if not known(p.q, p.k, p.v, p.scales, p.is_causal):
             return "its tables are not on the device; run it once on a side stream before the capture"
     return without_triton()
 
 
+def _capturing(p: Problem) -> bool:
+    """A compiler cannot ask, and captures only what it has run."""
+    return p.q.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
     seed = _seed(problem)
-    return (_tokens if _plain(problem) else _points)(problem, seed), None
+    attend = _tokens if _plain(problem) else _windows if _padded(problem) else _points
+    return attend(problem, seed), None
 
 
 def _seed(p: Problem) -> Tensor | None:
@@ -73,27 +83,56 @@ def _seed(p: Problem) -> Tensor | None:
 
 def _plain(p: Problem) -> bool:
     """Mean pooling of all tokens, and at most a re-centring: everything happens inside the op."""
+    if p.key_hidden is not None or (p.is_causal and (len(p.primal.point_maps) > 0 or max(p.scales) > 1)):
+        return False
+    return _simple(p)
+
+
+def _padded(p: Problem) -> bool:
+    """The same of padded tokens. A compiler fuses the general way; pooled in float16 they could overflow."""
+    if p.key_hidden is None or p.key_bias is not None or p.is_causal or p.q.numel() == 0 or traced():
+        return False
+    return _simple(p) and (max(p.scales) == 1 or p.q.dtype != torch.float16)
+
+
+def _simple(p: Problem) -> bool:
     pooled = pooling_of(p.primal.training_set)
-    scaled = max(p.scales) > 1
-    if scaled and (pooled is None or pooled.how != "mean" or pooled.grid is not None or pooled.prefix):
+    if max(p.scales) > 1 and (pooled is None or pooled.how != "mean" or pooled.grid is not None or pooled.prefix):
         return False
     maps = p.primal.point_maps
-    if len(maps) > 1 or (maps and not isinstance(maps[0], Recenter)):
-        return False
-    return p.key_hidden is None and not (p.is_causal and (len(maps) > 0 or scaled))
+    return len(maps) == 0 or (len(maps) == 1 and isinstance(maps[0], Recenter))
 
 
 def _tokens(p: Problem, seed: Tensor | None) -> Tensor:
-    beta = None
-    if p.primal.point_maps:
-        map_ = p.primal.point_maps[0]
-        assert isinstance(map_, Recenter)
-        heads = p.q.shape[1]
-        beta = p.parameters["beta"].float() if map_.learnable and "beta" in p.parameters else None
-        if beta is None:
-            constant = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant
-            beta = constant(map_.beta, heads, p.q.device)
-    return attend_tokens(p.q, p.k, p.v, beta, p.scales, p.is_causal, p.dropout_p, seed)
+    return attend_tokens(p.q, p.k, p.v, _beta(p), p.scales, p.is_causal, p.dropout_p, seed)
+
+
+def _windows(p: Problem, seed: Tensor | None) -> Tensor:
+    assert p.key_hidden is not None
+    beta, hidden = _beta(p), p.key_hidden.squeeze(1)
+    with torch.autocast(p.q.device.type, enabled=False):
+        if max(p.scales) == 1:
+            points = keep_padded(p.k, p.v, hidden, beta is not None)
+        else:
+            layout = packed(p.scales, p.k.shape[0], p.k.shape[2], p.k.shape[3], p.v.shape[3])
+            points = pool_padded(p.k, p.v, hidden, p.scales, layout, beta is not None)
+        shift = None if points.mean is None or beta is None else points.mean * beta[:, None]
+    return attend_points(
+        p.q, points.keys, points.values, points.layout, p.v.shape[-1], shift=shift, bias=points.bias,
+        dropout_p=p.dropout_p, seed=seed,
+    )[0]  # fmt: skip
+
+
+def _beta(p: Problem) -> Tensor | None:
+    """β of every head, where queries are re-centred."""
+    if not p.primal.point_maps:
+        return None
+    map_ = p.primal.point_maps[0]
+    assert isinstance(map_, Recenter)
+    if map_.learnable and "beta" in p.parameters:
+        return p.parameters["beta"].float()
+    constant = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant
+    return constant(map_.beta, p.q.shape[1], p.q.device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -118,24 +157,16 @@ def _points(p: Problem, seed: Tensor | None) -> Tensor:
         bias = in_order([_rectangle(piece.bias, piece.keys, longest) for piece in pieces], heads_of)
         if own_k is not None:
             own_bias = in_order([_rectangle(piece.own_bias, piece.q, p.q.shape[2]) for piece in pieces], heads_of)
+    keys, values = ([in_line(x) for x in side] for side in zip(*((x.keys, x.values) for x in pieces), strict=True))
     layout, k_offset, v_offset = [], 0, 0
-    for piece, (scale, heads) in zip(pieces, groups, strict=True):
-        batch, count, points, dim = piece.keys.shape
-        value_dim = piece.values.shape[-1]
+    for piece, k, v, (scale, heads) in zip(pieces, keys, values, groups, strict=True):
         for place, head in enumerate(heads):
-            layout.append(
-                Layout(
-                    head, points, scale,
-                    k_offset + place * points * dim, count * points * dim, dim,
-                    v_offset + place * points * value_dim, count * points * value_dim, value_dim,
-                )
-            )  # fmt: skip
-        k_offset += batch * count * points * dim
-        v_offset += batch * count * points * value_dim
-    keys, values = _flat([piece.keys for piece in pieces]), _flat([piece.values for piece in pieces])
+            at = k_offset + place * k.head, k.batch, k.row, v_offset + place * v.head, v.batch, v.row
+            layout.append(Layout(head, piece.keys.shape[2], scale, *at))
+        k_offset, v_offset = k_offset + k.flat.numel(), v_offset + v.flat.numel()
     return attend_points(
-        q, keys, values, layout, p.v.shape[-1], bias=bias, own=(own_k, own_v, own_bias), is_causal=p.is_causal,
-        dropout_p=p.dropout_p, seed=seed,
+        q, _join(keys), _join(values), layout, p.v.shape[-1], bias=bias, own=(own_k, own_v, own_bias),
+        is_causal=p.is_causal, dropout_p=p.dropout_p, seed=seed,
     )[0]  # fmt: skip
 
 
@@ -192,5 +223,5 @@ def _rectangle(bias: Tensor | None, like: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(bias, (0, width - bias.shape[-1]))
 
 
-def _flat(parts: list[Tensor]) -> Tensor:
-    return parts[0].reshape(-1) if len(parts) == 1 else torch.cat([x.reshape(-1) for x in parts])
+def _join(parts: list[Line]) -> Tensor:
+    return parts[0].flat if len(parts) == 1 else torch.cat([part.flat for part in parts])

@@ -7,14 +7,18 @@ running mean: for each t that is an ordinary attention over 2⌈N/s⌉ keys, and
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..dual import RowConstantsCancel
 from ..primal import Exponential, KernelSum, Moments, PointMap
 from . import parallel
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
+from .pooling import visible as visible_of
 from .problem import Problem
 from .statistics import causal_moments, first_key, masked_moments, moments
 
@@ -100,7 +104,7 @@ def one_sided_causal(p: Problem) -> tuple[Tensor, Tensor, CausalPool]:
 
 def _attend(p: Problem) -> Tensor:
     q, points, take = one_sided(p)
-    visible = p.primal.training_set.visible(p.scale, q.shape[2], p.k.shape[2], q.device)
+    visible = visible_of(p)
     if visible is not None:
         take = visible[None, None] if take is None else take & visible
     bias = None if points.bias is None else points.bias.unsqueeze(2)
@@ -112,7 +116,7 @@ def _attend(p: Problem) -> Tensor:
 def _causal(p: Problem) -> Tensor:
     first, rest, points = one_sided_causal(p)
     prefix, windows = first.shape[2], rest.shape[2]
-    visible = p.primal.training_set.visible(p.scale, p.q.shape[2], p.k.shape[2], p.q.device)
+    visible = visible_of(p)
     if visible is not None:
         visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [L, P + W]
     out = _by_place(rest, points, visible, p.dropout_p)[:, :, : p.q.shape[2] - prefix]
@@ -169,7 +173,7 @@ def _tokens(q: Tensor, points: CausalPool, visible: Tensor | None, dropout_p: fl
     """Plain causal attention: every window is one token."""
     q, keys, values = (x.squeeze(3) for x in (q, points.keys, points.values))
     if points.seen is None and points.bias is None and visible is None:
-        return scaled_dot_product_attention(q, keys, values, dropout_p=dropout_p, is_causal=True)
+        return _fused(q, keys, values, dropout_p=dropout_p, is_causal=True)
     take = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
     take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
     take = take if visible is None else take & visible
@@ -180,13 +184,44 @@ def fused(q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | N
     """scaled_dot_product_attention, with zeros and zero gradients where a row sees no key. `take` keeps where True."""
     if take is None:
         mask = None if bias is None else bias.to(q.dtype)
-        return scaled_dot_product_attention(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p)
+        return _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p)
     empty = ~take.any(-1, keepdim=True)
     mask = take | empty  # such a row may see everything: its output is thrown away
     if bias is not None:
         mask = bias.to(q.dtype).masked_fill(~mask, -torch.inf)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p)
+    elif q.is_cuda:
+        mask = _additive(mask, q)
+    out = _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p)
     return out.masked_fill(empty, 0.0)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """scaled_dot_product_attention, whose gradient comes in as its output lies in memory.
+
+    torch keeps cuDNN's plan of a backward pass by the strides of q, k and v, although the plan holds those of the
+    gradient too: of two calls that differ in them alone, the second would read memory that is not its own.
+    """
+    out = scaled_dot_product_attention(q, k, v, **options)
+    if (
+        out.is_cuda
+        and out.requires_grad
+        and not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    ):
+        out.register_hook(partial(_laid_out, out.stride()))
+    return out
+
+
+def _laid_out(strides: tuple[int, ...], x: Tensor) -> Tensor:
+    return (
+        x if x.stride() == strides else torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    )
+
+
+def _additive(mask: Tensor, q: Tensor) -> Tensor:
+    """0 and −inf at q's dtype, rows 16 bytes apart: torch takes it as it is, one for all heads, and makes no copy."""
+    columns = mask.shape[-1]
+    wide = pad(mask, (0, -columns % 8)) if columns % 8 else mask
+    return torch.where(wide, q.new_zeros(()), -torch.inf)[..., :columns]
 
 
 def _full(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -17,15 +17,15 @@ def moments(map_: PointMap, keys: Tensor, seen: Tensor | None) -> Moments:
     dtype = torch.promote_types(keys.dtype, torch.float32)
     if seen is None and map_.needs == "mean":
         return Moments(keys.mean(2, keepdim=True, dtype=dtype), None)
-    wide = keys.to(dtype)
     if seen is None:
-        variance, mean = torch.var_mean(wide, dim=2, correction=0, keepdim=True)
+        variance, mean = torch.var_mean(keys.to(dtype), dim=2, correction=0, keepdim=True)
         return Moments(mean, variance)
     votes = seen.unsqueeze(-1)
     count = votes.sum(2, keepdim=True).clamp(min=1)
-    mean = wide.where(votes, 0.0).sum(2, keepdim=True) / count
+    mean = keys.where(votes, 0.0).sum(2, keepdim=True, dtype=dtype) / count
     if map_.needs == "mean":
         return Moments(mean, None)
+    wide = keys.to(dtype)
     return Moments(mean, (wide - mean).square().where(votes, 0.0).sum(2, keepdim=True) / count)
 
 
