@@ -141,7 +141,7 @@ class Ensemble:
     def _captured(self, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor]:
         """A graph; the warm-up leaves no trace, in the random state neither.
 
-        A mechanism that copies from the host (scales that are not in order) cannot be captured, and runs without.
+        A mechanism that copies from the host cannot be captured, and runs without.
         """
         before = {name: x.clone() for name, x in self.tensors().items()}
         random = self.generator.get_state()

@@ -276,6 +276,8 @@ class _FeedForward(Function):
         dx, da, dbias2, *of_norm = _normalised_backward(
             gradients[0].contiguous(), r, moments, norm_weight, of_batch, drop2
         )
+        if drop2 is None:
+            da = dx.clone()  # dx is added to below
         dhidden = torch.bmm(da, weight2)
         dh = torch.empty_like(h)
         how = _divided(h)
@@ -287,7 +289,7 @@ class _FeedForward(Function):
         )  # fmt: skip
         dweight2, dweight1 = weight_gradient(da, hidden), weight_gradient(dh, x)
         return (
-            torch.baddbmm(dx, dh, weight1), dweight1, sums.sum(1).to(bias1.dtype), dweight2, dbias2.to(bias1.dtype),
+            dx.baddbmm_(dh, weight1), dweight1, sums.sum(1).to(bias1.dtype), dweight2, dbias2.to(bias1.dtype),
             *of_norm, None, None, None, None, None,
         )  # fmt: skip
 
@@ -305,7 +307,12 @@ class _Linear(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
-        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+        if bias is None:
+            return torch.bmm(x, weight.mT)
+        y = x.new_empty(*x.shape[:2], weight.shape[1])
+        for i in range(len(x)):  # the library adds a bias on the way, but to one product, not to a batch of them
+            torch.addmm(bias[i], x[i], weight[i].T, out=y[i])
+        return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
