@@ -79,6 +79,21 @@ def test_capturing_changes_who_is_faster() -> None:
         assert min(found, key=found.__getitem__) == ("sdpa" if captured else "ragged")
 
 
+@pytest.mark.parametrize(
+    ("batch", "length", "dim", "sdpa", "ragged"),
+    [(80, 1152, 64, 2880, 2540), (320, 1000, 64, 9380, 8340), (320, 896, 16, None, 3380)],
+)
+def test_dropout_takes_what_was_measured_and_ours_is_the_cheaper(batch, length, dim, sdpa, ragged) -> None:
+    """Captured, 8 heads, dropout 0.1."""
+    shape = Work(
+        H200, torch.bfloat16, batch, length, length, dim, dim, ((1, 8, length),), True, True, dropout=True
+    )  # fmt: skip
+    found = {impl: estimate(impl, shape).seconds for impl in ("sdpa", "ragged")}
+    assert off(found["ragged"], ragged) < CAPTURED
+    assert sdpa is None or off(found["sdpa"], sdpa) < CAPTURED
+    assert found["ragged"] < found["sdpa"]
+
+
 @pytest.mark.parametrize("shape", ["128", "512", "1024"])
 def test_eager_softmax_stays_with_torch(shape: str) -> None:
     assert estimate("sdpa", work(shape, False, False)).seconds < estimate("ragged", work(shape, False, False)).seconds

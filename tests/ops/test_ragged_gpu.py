@@ -172,3 +172,11 @@ def test_many_heads_are_swept_one_by_one(primal: Primal, dim: int, mask: str) ->
         check(primal, (length, length, dim, dim), torch.bfloat16, mask=mask, batch=160, **CUDA)
     with replayed(primal, HEADS, 77):
         check(primal, (300, 300, dim, dim), torch.bfloat16, mask=mask, batch=160, dropout_p=0.1, **CUDA)
+
+
+@pytest.mark.parametrize("dim", [16, 64])
+def test_scaled_heads_drop_what_the_hash_says(dim: int) -> None:
+    primal = mechanism("sh", scales=(1, 2, 4, 8))
+    with replayed(primal, HEADS, 5):
+        for length in (300, 1152):
+            check(primal, (length, length, dim, dim), torch.bfloat16, dropout_p=0.1, batch=2, **CUDA)

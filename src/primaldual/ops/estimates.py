@@ -36,6 +36,7 @@ class Fit(NamedTuple):
     narrowest: int = 0  # narrower heads cost as much as these
     call: float = 0.0  # host seconds beside the launches, once
     part: float = 0.0  # and for each group of heads or piece of a pattern, where there are several ways to go
+    dropout: float = 1.0  # how much longer it takes where weights are dropped
 
 
 class Device(NamedTuple):
@@ -64,9 +65,10 @@ H200 = Device(
         "linear": Fit(1.0, call=150e-6),  # not measured beyond the bandwidth
         "block_sparse": Fit(0.45, narrowest=56, part=1.6e-3),  # FlexAttention, 16384, batch 2, eager
         "pieces": Fit(0.45, part=1.6e-3),  # in plain torch, with dropout: 93 steps, batch 320, captured
-        "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6),  # cuDNN; scales on parallel streams
+        # cuDNN; scales on parallel streams; dropout: 1152, batch 80, and 1000, batch 320
+        "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, dropout=1.43),
         "masked": Fit(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),  # a pattern's mask at 4096, batch 4
-        "ragged": Fit(0.92, row=200, narrowest=38, call=560e-6),
+        "ragged": Fit(0.92, row=200, narrowest=38, call=560e-6, dropout=1.18),
         "reference": Fit(0.30, call=150e-6),  # not measured
     },
     processors=132,
@@ -106,6 +108,7 @@ class Work(NamedTuple):
     groups: tuple[tuple[int, int, int], ...]  # scale, heads, points of each distinct scale
     backward: bool
     captured: bool  # into a graph, or compiled: the host's work is done once
+    dropout: bool = False
     causal: bool = False
     masked: bool = False  # pairs are hidden by something beside is_causal
     maps: int = 0  # input maps that need the points
@@ -165,6 +168,7 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
     kept = block_sparse.estimate(problem) if sparse and not finite else None
     return Work(
         device_of(q.device), q.dtype, batch, queries, tokens, dim, problem.v.shape[-1], groups, backward, captured,
+        dropout=problem.dropout_p > 0,
         causal=problem.is_causal,
         masked=masked or sparse,
         maps=len(maps),
@@ -217,7 +221,7 @@ def _total(work: Work, count: _Count) -> Estimate:
     rate = fit.share * device.rates.get(work.dtype, device.rates[torch.float32])
     more, more_bytes = (TRAINING, TRAINING_BYTES) if work.backward else (1.0, 1.0)
     launches = count.launches + (count.back if work.backward else 0)
-    busy = count.flops if count.busy is None else count.busy
+    busy = (count.flops if count.busy is None else count.busy) * (fit.dropout if work.dropout else 1.0)
     on_device = max(more * busy / rate, more_bytes * count.bytes / device.bandwidth) + launches * device.gap
     host = 0.0
     if device.host and not work.captured:

@@ -104,6 +104,9 @@ class _Work(NamedTuple):
 _FILL = 2 * 132
 """Sweeps over the longest head that keep a GPU busy: two on every multiprocessor."""
 
+_SWEEP = (32, 3)
+"""Rows of a block and pipeline stages of a sweep."""
+
 worked: set[tuple[object, ...]] = set()
 """What has its tables on the device."""
 
@@ -123,7 +126,7 @@ def _work(
     sweep = tile.registers > 0 and not causal and min(points) > 0 and max(points) > tile.key_columns
     sweep = sweep and batch * sum(points) >= _FILL * max(points)
     if sweep:
-        tile = tile._replace(key_rows=min(32, tile.key_rows), back_stages=3)
+        tile = tile._replace(key_rows=min(_SWEEP[0], tile.key_rows), back_stages=_SWEEP[1])
     elif causal or max(points) > tile.key_columns:
         tile = tile._replace(registers=0)
     blocks, back_blocks = -(-queries // tile.rows), -(-queries // tile.query_rows)
