@@ -173,3 +173,11 @@ def test_steps_of_an_ensemble_lead_where_the_formulas_lead(encoder, device):
         found.append((ensemble.total.double(), ensemble.evaluate("test").double()))
     torch.testing.assert_close(*(total for total, _ in found), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(*(metric for _, metric in found), rtol=0, atol=0.1)
+
+
+@everywhere
+@pytest.mark.parametrize("rows", [100, 2048])
+def test_a_weights_gradient_is_the_product_however_it_is_divided(rows, device):
+    dy, x = torch.randn(3, rows, 24, device=device), torch.randn(3, rows, 16, device=device)
+    expected = torch.einsum("mro,mri->moi", dy.double(), x.double())
+    torch.testing.assert_close(fused.weight_gradient(dy, x).double(), expected, rtol=0, atol=1e-5 * rows)

@@ -96,7 +96,17 @@ def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
     if parts == 1:
         return torch.bmm(dy.mT, x)
     dy, x = (t.reshape(members * parts, rows // parts, -1) for t in (dy, x))
-    return torch.bmm(dy.mT, x).unflatten(0, (members, parts)).sum(1)
+    return _fold(torch.bmm(dy.mT, x).unflatten(0, (members, parts)), x.dtype)
+
+
+def _fold(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum over the second dimension."""
+    members, runs = x.shape[:2]
+    y = x.new_empty(members, *x.shape[2:], dtype=dtype)
+    width = y[0].numel()
+    columns, tile = (16, 64) if runs > 16 else (256, _power(runs))
+    _kernels().fold[(-(-width // columns), members)](x, y, runs, width, BD=columns, BP=tile)
+    return y
 
 
 class _Embed(Function):
@@ -198,7 +208,7 @@ def _normalised_backward(
             dy, r, moments, weight, seed, dr, da, sums, weight.stride(0), how.rows, how.span, *numbers, **shape,
             DROPOUT=drop is not None, num_warps=8 if how.width >= 512 else 4,
         )  # fmt: skip
-        dbias, dweight, da_bias = sums.sum(1).unbind(1)
+        dbias, dweight, da_bias = _fold(sums, torch.float32).unbind(1)
         return dr, da, da_bias, dweight, dbias
     kernels.batch_sums[how.grid](dy, r, moments, sums, how.rows, how.span, **shape)
     found = r.new_empty(how.members, 2, how.width, dtype=torch.float32)
@@ -208,7 +218,7 @@ def _normalised_backward(
         dy, r, moments, found, weight, seed, dr, da, da_sums, weight.stride(0), how.rows, how.span, *numbers, **shape,
         DROPOUT=drop is not None,
     )  # fmt: skip
-    return dr, da, da_sums.sum(1), found[:, 1], found[:, 0]
+    return dr, da, _fold(da_sums, r.dtype), found[:, 1], found[:, 0]
 
 
 class _AddNorm(Function):
@@ -289,7 +299,7 @@ class _FeedForward(Function):
         )  # fmt: skip
         dweight2, dweight1 = weight_gradient(da, hidden), weight_gradient(dh, x)
         return (
-            dx.baddbmm_(dh, weight1), dweight1, sums.sum(1).to(bias1.dtype), dweight2, dbias2.to(bias1.dtype),
+            dx.baddbmm_(dh, weight1), dweight1, _fold(sums, bias1.dtype), dweight2, dbias2.to(bias1.dtype),
             *of_norm, None, None, None, None, None,
         )  # fmt: skip
 
@@ -348,7 +358,7 @@ class _Head(Function):
         )  # fmt: skip
         ctx.save_for_backward(z, weight, padding)
         ctx.about = (drop, bias.dtype)
-        return (parts.sum(1) + bias.unsqueeze(1)).to(weight.dtype)
+        return (_fold(parts, torch.float32) + bias.unsqueeze(1)).to(weight.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -199,15 +199,23 @@ def add(
 
 
 @triton.jit
-def _column_sums(pointer, runs, step, d, D: tl.constexpr, BD: tl.constexpr, BP: tl.constexpr):
-    """The sums of `runs` rows that lie `step` apart."""
+def _column_sums(pointer, runs, step, d, D, BD: tl.constexpr, BP: tl.constexpr):
+    """The sums of `runs` rows of D that lie `step` apart."""
     total = tl.zeros((BP, BD), tl.float32)
     for start in range(0, runs, BP):
         run = start + tl.arange(0, BP)
-        total += tl.load(
-            pointer + run[:, None] * step + d[None, :], mask=(run[:, None] < runs) & (d[None, :] < D), other=0.0
-        )
+        here = (run[:, None] < runs) & (d[None, :] < D)
+        total += tl.load(pointer + run[:, None] * step + d[None, :], mask=here, other=0.0).to(tl.float32)
     return tl.sum(total, 0)
+
+
+@triton.jit
+def fold(x_ptr, y_ptr, runs, width, BD: tl.constexpr, BP: tl.constexpr):
+    """The sums over the runs of [members, runs, width]."""
+    member = tl.program_id(1).to(tl.int64)
+    d = tl.program_id(0) * BD + tl.arange(0, BD)
+    total = _column_sums(x_ptr + member * runs * width, runs, width, d, width, BD, BP)
+    tl.store(y_ptr + member * width + d, total.to(y_ptr.dtype.element_ty), mask=d < width)
 
 
 @triton.jit
