@@ -57,7 +57,7 @@ def attend(
         packed = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
         scaled = GroupHeadsByScale.groups(pooling.head_scales(layer.num_heads))
         sizes = Groups(scaled, x.shape[0], x.shape[1], layer.num_heads, layer.head_dim)
-        if (way := how(layer.impl, layer.split(packed[0]), sizes)) != "apart":
+        if (way := how(layer.impl, layer.split(packed[0]), sizes, dropout_p)) != "apart":
             return _attend_grouped(layer, *packed, sizes, way, dropout_p)
     primal = replace(layer.primal, training_set=AllKeys(), residual=False)
     per_head = {name for map_ in primal.inputs for name in map_.per_head}
@@ -86,15 +86,16 @@ def _softmax_heads(layer: MultiheadAttention) -> bool:
     return softmax and (len(p.inputs) == 0 or recenter_of(layer) is not None) and not (pooling.grid or pooling.prefix)
 
 
-def how(impl: str, q: Tensor, groups: Groups) -> str:
+def how(impl: str, q: Tensor, groups: Groups, dropout_p: float = 0.0) -> str:
     """Which way heads of several lengths attend: "parallel", "ragged", or group by group, "apart".
 
-    cuDNN's kernels hold more memory beside the result than ours do, so they are for training.
+    cuDNN's kernels hold more memory beside the result than ours do, so they are for training; and dropout costs them
+    more than it costs ours.
     """
     if not launches(q) or q.shape[-1] > MAX_HEAD_DIM or (q.is_cuda and q.shape[-1] % 8):
         return "apart"
     in_line = [h for _, heads in groups.groups for h in heads] == list(range(groups.heads))
-    long = groups.tokens >= LONG[not captured(q)] and torch.is_grad_enabled()
+    long = groups.tokens >= LONG[not captured(q)] and torch.is_grad_enabled() and not dropout_p
     if impl == "auto" and long and in_line and groups.whole and parallel.usable(q, q, q):
         return "parallel"
     watched = torch._C._len_torch_dispatch_stack() > 0  # a FLOP counter sees operators, and no launches
