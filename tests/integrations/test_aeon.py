@@ -126,13 +126,33 @@ def test_pipeline(kind):
     assert np.isfinite(pipeline.score(X, y))
 
 
-def test_regression_learns_and_the_unit_of_targets_does_not_matter():
+@pytest.mark.parametrize(("offset", "scale"), [(1000.0, 50.0), (0.0, 1e6), (-3.0, -1e-6)])
+def test_regression_learns_and_the_unit_of_targets_does_not_matter(offset, scale):
     X, y = sines(64, regression=True)
+    y = (y - 60) / 10
     changes = TINY | {"epochs": 40, "d_model": 32}
-    model = AttentionRegressor(**changes).fit(X, y)
-    assert model.score(*sines(64, regression=True, seed=1)) > 0.8
-    large = AttentionRegressor(**changes).fit(X, 1e6 * y)
-    np.testing.assert_allclose(large.predict(X), 1e6 * model.predict(X), rtol=1e-3)
+    model = AttentionRegressor(**changes).fit(X, offset + scale * y)
+    X_test, y_test = sines(64, regression=True, seed=1)
+    assert model.score(X_test, offset + scale * (y_test - 60) / 10) > 0.8
+    plain = AttentionRegressor(**changes).fit(X, np.sign(scale) * y)
+    found = (model.predict(X_test) - offset) / abs(scale)
+    np.testing.assert_allclose(found, plain.predict(X_test), atol=0.02)
+
+
+def test_defaults_learn_targets_far_from_zero_in_few_epochs():
+    X, y = sines(64, length=24, regression=True)
+    model = AttentionRegressor(epochs=10, random_state=0, device="cpu").fit(X, 1000 + 5 * y)
+    X_test, y_test = sines(64, length=24, regression=True, seed=1)
+    assert model.score(X_test, 1000 + 5 * y_test) > 0.8
+
+
+def test_the_unit_of_targets_survives_a_file(tmp_path):
+    X, y = sines(regression=True)
+    model = AttentionRegressor(**TINY).fit(X, 1000 + 50 * y)
+    model.save(tmp_path / "model")
+    loaded = AttentionRegressor.load(tmp_path / "model")
+    assert (loaded.target_mean_, loaded.target_std_) == (model.target_mean_, model.target_std_)
+    assert loaded.target_mean_ == pytest.approx((1000 + 50 * y).mean())
 
 
 @pytest.mark.parametrize("kind", ESTIMATORS)

@@ -318,7 +318,8 @@ class AttentionRegressor(_AttentionEstimator, BaseRegressor):
     Args:
         mechanism, encoder, d_model, heads, layers, feedforward, dropout, epochs, batch_size, learning_rate: as in
             `AttentionClassifier`, and so are `validation`, `patience`, `random_state`, `device`, `verbose`.
-        n_members: so many models train at once, and their predictions are averaged.
+        n_members: so many models train at once, and their predictions are averaged; the squared error is then at most
+            the mean of theirs.
 
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(32, 1, 10))
