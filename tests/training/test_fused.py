@@ -124,7 +124,7 @@ def test_dropout_drops_its_share_and_the_backward_pass_finds_the_mask_again(devi
 
 @everywhere
 def test_every_place_of_the_model_has_dropout_of_its_own(device):
-    """The expectation over many draws is near the score without dropout, and no two draws are alike."""
+    """No two draws of the masks give the same scores."""
     config = SeriesConfig(3, 6, 4, "mvts", "softmax", d_model=16, layers=1, feedforward=16, dropout=0.2)
     ours = Stacked(config, (0,), torch.device(device), torch.float32, torch.float32)
     x = torch.randn(1, 4, 6, 8, device=device)
