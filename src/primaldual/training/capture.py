@@ -34,12 +34,14 @@ class Captured:
         current = torch.cuda.current_stream()
         side = torch.cuda.Stream()
         side.wait_stream(current)
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP - 1):
-                function(*self._inputs)
-            with no_waiting():  # a capture that fails half-way leaves allocator and generators in disorder
-                function(*self._inputs)
-        current.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP - 1):
+                    function(*self._inputs)
+                with no_waiting():  # a capture that fails half-way leaves allocator and generators in disorder
+                    function(*self._inputs)
+        finally:  # what was begun must not run into what the caller does next
+            current.wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self._output = function(*self._inputs)
