@@ -485,3 +485,18 @@ def test_large_scores_of_recentred_queries_have_right_gradients(name, length) ->
         size = truth.abs().max()
         budget = 3 * ((rough - truth).abs().max() / size).item() + 0.01
         assert ((mine - truth).abs().max() / size).item() < budget
+
+
+@interpreted
+@pytest.mark.parametrize(("length", "dtype"), [(40, torch.float32), (140, torch.float16)], ids=["blocks", "swept"])
+@pytest.mark.parametrize("name", ["softmax", "sh"])
+def test_scores_that_no_log_sum_exp_can_hold_have_bounded_gradients(name, length, dtype, request) -> None:
+    """Weights are at most 1, and so a value gets no more than the sum of the gradients; at 10⁸ rounding says else."""
+    if length == 140:
+        request.getfixturevalue("swept")
+    primal = mechanism("softmax") if name == "softmax" else mechanism("sh", scales=(1, 2))
+    inputs = [factor * torch.randn(1, 2, length, 8) for factor in (1e4, 1e4, 1.0)]
+    leaves, up = [x.to(dtype).requires_grad_() for x in inputs], torch.randn(1, 2, length, 8).to(dtype)
+    dq, dk, dv = torch.autograd.grad(attention(*leaves, primal, impl="ragged"), leaves, up)
+    assert dv.abs().max() <= up.abs().sum(2).max() * 1.01
+    assert dq.isfinite().all() and dk.isfinite().all()

@@ -84,6 +84,15 @@ def _drop(p, row_bits, column_bits, threshold):
 
 
 @triton.jit
+def _weight(x):
+    """2^x, for a score less its log-sum-exp: at most 1, also where scores of 10⁷ and more are rounded by more than 1.
+
+    Beyond the last point, where keys and values are zeros, it is thus finite too, and adds nothing.
+    """
+    return tl.exp2(tl.minimum(x, 0.0))
+
+
+@triton.jit
 def _score_gradient(p, dropped, dp, delta_row, DROPOUT: tl.constexpr):
     """keep · ds, of keep · delta."""
     if DROPOUT:
@@ -344,10 +353,7 @@ def _backward_head(
     back = scale / (_LOG2E * keep)  # from keep · ds to gradients
     for first in tl.range(0, count, BN, num_stages=1):
         columns = first + tl.arange(0, BN)
-        # beyond the last point its key once more, so that the weights are finite; to dq it is zero
-        there = tl.minimum(columns, count - 1)
-        k = _load(k_ptr + there[:, None] * k_stride + d[None, :], there, count, d, D, BLOCK_D, False)
-        k_zero = tl.where(columns[:, None] < count, k, 0.0)
+        k = _load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
         v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
         bias = tl.zeros((BN,), tl.float32)
         if HAS_BIAS:
@@ -365,9 +371,9 @@ def _backward_head(
             delta_row = tl.load(rows_ptr + width + rows)
             s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
             if HAS_BIAS:
-                p = tl.exp2(s * scale + (bias[:, None] - lse[None, :]))
+                p = _weight(s * scale + (bias[:, None] - lse[None, :]))
             else:
-                p = tl.exp2(s * scale - lse[None, :])
+                p = _weight(s * scale - lse[None, :])
             dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
             dropped = p
             if DROPOUT:
@@ -377,7 +383,7 @@ def _backward_head(
             ds = _score_gradient(p, dropped, dp, delta_row[None, :], DROPOUT)
             ds = ds.to(q.dtype)
             dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-            dq = tl.dot(tl.trans(ds), k_zero, input_precision=PRECISION) * back
+            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
             at = sum_ptr + rows[:, None] * D + d[None, :]
             here = (rows[:, None] < L) & (d[None, :] < D)
             tl.store(at, dq + tl.load(at, mask=here & (first > 0), other=0.0), mask=here)
@@ -431,13 +437,11 @@ def _backward_keys(
         next_lse = _load_lse(lse_base, rows + BM, L)  # one block ahead: nothing else hides its latency
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if HAS_BIAS:
-            p = tl.exp2(s * scale + (bias[:, None] - lse[None, :]))
+            p = _weight(s * scale + (bias[:, None] - lse[None, :]))
         else:
-            p = tl.exp2(s * scale - lse[None, :])
+            p = _weight(s * scale - lse[None, :])
         if CAUSAL:
             p = tl.where(columns[:, None] < _visible(rows, count, window)[None, :], p, 0.0)
-        if WHOLE and not HAS_BIAS:
-            p = tl.where(columns[:, None] < count, p, 0.0)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
@@ -477,7 +481,7 @@ def _backward_queries_blocks(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if HAS_BIAS:
             s += tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))[None, :] * _LOG2E
-        p = tl.exp2(s - lse[:, None])
+        p = _weight(s - lse[:, None])
         if MASKED:
             p = tl.where(columns[None, :] < seen[:, None], p, 0.0)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
@@ -602,7 +606,7 @@ def backward(
             s = tl.sum(q.to(tl.float32) * own_k, 1) * scale
             if HAS_BIAS:
                 s += tl.load(own_bias_ptr + own, mask=rows < L, other=0.0) * _LOG2E
-            p = tl.where(window > 1, tl.exp2(s - lse), 0.0)
+            p = tl.where(window > 1, _weight(s - lse), 0.0)
             dp = tl.sum(grad.to(tl.float32) * own_v, 1)
             dropped = p
             if DROPOUT:
