@@ -96,7 +96,8 @@ def how(impl: str, q: Tensor, groups: Groups, dropout_p: float = 0.0) -> str:
         return "apart"
     in_line = [h for _, heads in groups.groups for h in heads] == list(range(groups.heads))
     long = groups.tokens >= LONG[not captured(q)] and torch.is_grad_enabled() and not dropout_p
-    if impl == "auto" and long and in_line and groups.whole and parallel.usable(q, q, q):
+    sound = groups.whole and not any(parallel.half_empty(windows) for windows in groups.windows)
+    if impl == "auto" and long and in_line and sound and parallel.usable(q, q, q):
         return "parallel"
     watched = torch._C._len_torch_dispatch_stack() > 0  # a FLOP counter sees operators, and no launches
     return "ragged" if impl in ("auto", "ragged") and not watched else "apart"

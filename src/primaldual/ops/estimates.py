@@ -18,11 +18,14 @@ import torch
 from ..dual.rewrites import pooling_of
 from ..primal import Recenter, Sparse
 from ..primal.features import FeatureMap
-from . import block_sparse, linear
+from . import block_sparse, linear, parallel
 from .problem import Problem
 
 TRAINING = 3.5
 """Forward and backward over forward: FLOPs of attention, and the host's work."""
+
+WITHOUT_CUDNN = 1.6
+"""How much longer a group of heads takes where cuDNN is not to be trusted, and flash runs: 1152 and 576, batch 80."""
 
 TRAINING_BYTES = 3.0
 """The same of what moves: four tensors, then eight."""
@@ -260,7 +263,11 @@ def _sdpa(work: Work) -> _Count:
     moved = _rows(work) + work.maps * 2 * work.heads * work.queries * work.batch * work.head_dim * work.dtype.itemsize
     name = "masked" if masked else "sdpa"
     fit = work.device.fits[name]
-    busy = _attention(work, keys, fit.row, fit.narrowest)
+    spent = keys
+    if work.backward and work.device.host and not masked:
+        odd = sum(heads * points for _, heads, points in work.groups if parallel.half_empty(points))
+        spent += (WITHOUT_CUDNN - 1.0) * odd
+    busy = _attention(work, spent, fit.row, fit.narrowest)
     return _Count(name, _attention(work, keys), moved, forward, back, groups if groups > 1 else 0, busy)
 
 

@@ -7,11 +7,13 @@ running mean: for each t that is an ordinary attention over 2⌈N/s⌉ keys, and
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..dual import RowConstantsCancel
@@ -21,6 +23,8 @@ from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .pooling import visible as visible_of
 from .problem import Problem
 from .statistics import causal_moments, first_key, masked_moments, moments
+
+_NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def refusal(problem: Problem) -> str | None:
@@ -196,12 +200,15 @@ def fused(q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | N
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """scaled_dot_product_attention, whose gradient comes in as its output lies in memory.
+    """scaled_dot_product_attention, past what is wrong with cuDNN's backward pass.
 
-    torch keeps cuDNN's plan of a backward pass by the strides of q, k and v, although the plan holds those of the
-    gradient too: of two calls that differ in them alone, the second would read memory that is not its own.
+    torch keeps its plan by the strides of q, k and v, although the plan holds those of the gradient too: of two calls
+    that differ in them alone, the second would read memory that is not its own. So the gradient is made to come in as
+    the output lies in memory. And some lengths are left to others (`parallel.half_empty`).
     """
-    out = scaled_dot_product_attention(q, k, v, **options)
+    others = q.is_cuda and torch.is_grad_enabled() and parallel.half_empty(k.shape[2])
+    with sdpa_kernel(_NOT_CUDNN) if others else nullcontext():
+        out = scaled_dot_product_attention(q, k, v, **options)
     if (
         out.is_cuda
         and out.requires_grad
