@@ -1,6 +1,6 @@
 """The command line: parse, call, print."""
 
-from . import bench, certify, data, reproduce, sweep, train
+from . import bench, build, certify, data, reproduce, sweep, train
 from .main import app
 
-__all__ = ["app", "bench", "certify", "data", "reproduce", "sweep", "train"]
+__all__ = ["app", "bench", "build", "certify", "data", "reproduce", "sweep", "train"]

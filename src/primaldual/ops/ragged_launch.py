@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -163,7 +165,36 @@ def _work(
     )
 
 
-_ready: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
+class Ready(NamedTuple):
+    """A kernel that is compiled for a kind of call: how to run it, and its arguments after the tensors."""
+
+    run: Callable[..., None]
+    rest: tuple[object, ...]
+    compiled: Any
+    grid: tuple[int, int, int]
+
+
+class Launch(NamedTuple):
+    """A launch that was noted down."""
+
+    name: str
+    tensors: tuple[Tensor | None, ...]
+    ready: Ready
+
+
+_ready: dict[tuple[object, ...], Ready] = {}
+_notes = threading.local()
+
+
+@contextmanager
+def noted() -> Iterator[list[Launch]]:
+    """Inside, in this thread, kernels are compiled and noted down instead of launched."""
+    launches: list[Launch] = []
+    _notes.launches = launches
+    try:
+        yield launches
+    finally:
+        del _notes.launches
 
 
 def _launch(
@@ -173,21 +204,29 @@ def _launch(
 ) -> None:
     """Launch a kernel on tensors; past Triton's own look at every argument when the same kind of call was seen before.
 
-    `key` tells apart whatever the kernel is specialised by; `prepare` gives the kernel, its grid, the arguments after
-    the tensors, and the compiler's options.
+    `key` tells apart whatever the kernel is specialised by, its name first; `prepare` gives the kernel, its grid, the
+    arguments after the tensors, and the compiler's options.
     """
     ready = _ready.get(key)
-    if ready is not None:
-        ready[0](*tensors, *ready[1])
+    notes: list[Launch] | None = getattr(_notes, "launches", None)
+    if ready is not None and notes is None:
+        ready.run(*tensors, *ready.rest)
         return
-    kernel, grid, rest, options = prepare()
-    early = not interpreted() and _starts_early(torch.cuda.current_device())
-    rest = (*rest, early)
-    if not interpreted():
-        options = options | {"launch_pdl": early}
-    compiled = kernel[grid](*tensors, *rest, **options)
-    if compiled is not None:  # the interpreter gives nothing back
-        _ready[key] = (compiled[grid], rest)
+    if ready is None:
+        kernel, grid, rest, options = prepare()
+        early = not interpreted() and _starts_early(torch.cuda.current_device())
+        rest = (*rest, early)
+        if not interpreted():
+            options = options | {"launch_pdl": early}
+        if notes is None:
+            compiled = kernel[grid](*tensors, *rest, **options)
+        else:
+            compiled = kernel.warmup(*tensors, *rest, grid=grid, **options)
+        if compiled is None:  # the interpreter gives nothing back
+            return
+        ready = _ready[key] = Ready(compiled[grid], rest, compiled, grid)
+    if notes is not None:
+        notes.append(Launch(str(key[0]), tensors, ready))
 
 
 @functools.cache

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import native, ragged_recipe
 from .ragged_launch import Call, Layout, backward, forward, in_rows, output, pool, unpool, worked
 
 
@@ -273,7 +275,24 @@ def attend_tokens(
     """Attention over the tokens' means at every head's own scale, queries re-centred by β times the mean of these."""
     if traced():
         return tokens_op(q, k, v, beta, scales, is_causal, dropout_p, seed)[0]
+    if q.is_cuda and (library := native.library()) is not None:
+        out = attend_compiled(library, q, k, v, beta, scales, is_causal, dropout_p, seed)
+        if out is not None:
+            return out
     return _Tokens.apply(q, k, v, beta, scales, is_causal, dropout_p, seed)
+
+
+def attend_compiled(
+    library: ModuleType, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...],
+    is_causal: bool, dropout_p: float, seed: Tensor | None,
+) -> Tensor | None:  # fmt: skip
+    """The same by the compiled part, which learns a kind of call when it first sees it; None where it refuses."""
+    out = library.attend(q, k, v, beta, seed, scales, is_causal, dropout_p)
+    if out is None:
+        tensors = q, k, v, beta, seed
+        ragged_recipe.learn(library, _tokens_forward, _tokens_gradients, tensors, scales, is_causal, dropout_p)
+        out = library.attend(q, k, v, beta, seed, scales, is_causal, dropout_p)
+    return out if isinstance(out, Tensor) else None
 
 
 def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool) -> bool:

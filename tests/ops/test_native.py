@@ -1,0 +1,462 @@
+"""The compiled part without a GPU: it is built once, and launches through a stand-in for CUDA's driver.
+
+The stand-in is a small library that calls back into Python, loaded before the real one would be; so this runs in child
+processes. In one the launches are run by Triton's interpreter, and must give the bits of the Python path. In the other
+the kernels are compiled for Hopper, and what reaches the driver must be what Triton's own launcher hands it.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from primaldual.cli import app
+from primaldual.ops import native, ragged_launch, ragged_ops, ragged_recipe
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+CHILD = os.environ.get("PRIMALDUAL_TEST_NATIVE")
+FOLDER = Path(os.environ.get("PRIMALDUAL_TEST_FOLDER", ""))
+in_the_interpreter = pytest.mark.skipif(CHILD != "interpreter", reason="runs in a child process")
+for_hopper = pytest.mark.skipif(CHILD != "hopper", reason="runs in a child process")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
+)
+DRIVER = """
+typedef int (*Callback)(const void*, unsigned long long, void**);
+static Callback callback;
+void listen(Callback f) { callback = f; }
+int cuLaunchKernelEx(const void* config, void* f, void** p, void** e) { return callback(config, (unsigned long long)f, p); }
+int cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
+int cuCtxSetCurrent(void* context) { return 0; }
+int cuDeviceGet(int* device, int n) { *device = n; return 0; }
+int cuDevicePrimaryCtxRetain(void** context, int device) { return 0; }
+int cuGetErrorString(int code, const char** said) { *said = "as the test said"; return 0; }
+int cuPointerGetAttribute(void* to, int what, unsigned long long pointer) { *(unsigned long long*)to = pointer; return 0; }
+int cuFuncSetAttribute(void* f, int what, int value) { return 0; }
+"""  # noqa: E501
+SCALES = {"softmax": (1, 1), "sh": (1, 2), "bn": (1, 1), "bn+sh": (4, 1), "causal": (1, 1), "dropout": (2, 1)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds the compiled part and the stand-in driver."""
+    if CHILD:
+        return FOLDER
+    if reason := native.refusal():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("native")
+    native.build(folder / "native.so")
+    (folder / "driver.c").write_text(DRIVER)
+    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "driver.c"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.skipif(CHILD is not None, reason="this is a child process")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is there: see test_native_gpu")
+@pytest.mark.parametrize("kind", ["interpreter", "hopper"])
+def test_with_a_stand_in_for_the_driver(kind: str, folder: Path) -> None:
+    env = os.environ | {"PRIMALDUAL_TEST_NATIVE": kind, "PRIMALDUAL_TEST_FOLDER": str(folder)}
+    env |= {"TRITON_INTERPRET": "1"} if kind == "interpreter" else {"TRITON_LIBCUDA_PATH": str(folder)}
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
+    child = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout + child.stderr
+
+
+def test_without_a_build_nothing_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIMALDUAL_CACHE", str(tmp_path))
+    native.library.cache_clear()
+    assert native.library() is None
+    assert tmp_path in native.place().parents
+    native.library.cache_clear()
+
+
+def test_a_damaged_build_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIMALDUAL_CACHE", str(tmp_path))
+    native.place().parent.mkdir(parents=True)
+    native.place().write_bytes(b"not a library")
+    native.library.cache_clear()
+    assert native.library() is None
+    native.library.cache_clear()
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "c++")
+    with pytest.raises(native.BuildError, match=r"c\+\+ and ninja not found"):
+        native.build()
+    result = CliRunner().invoke(app, ["build", "--rebuild"])
+    assert result.exit_code == 1
+    assert "install a C++ compiler and ninja" in result.stderr
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(ctypes.c_uint)), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+Launched = Callable[[Config, int, Any], None]
+
+
+@pytest.fixture(scope="module")
+def driver(folder: Path) -> Iterator[Callable[[Launched], None]]:
+    """Says who is told of every launch."""
+    library = ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+    listeners: list[Launched] = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Config), ctypes.c_ulonglong, ctypes.POINTER(ctypes.c_void_p))
+
+    @kind
+    def callback(config: Any, function: int, parameters: Any) -> int:
+        try:
+            listeners[-1](config[0], function, parameters)
+        except Exception:
+            traceback.print_exc()
+            return 1
+        return 0
+
+    library.listen(callback)
+    yield listeners.append
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path, driver: object) -> Any:
+    return native.load(folder / "native.so")
+
+
+def read(address: int, kind: str) -> bytes:
+    return ctypes.string_at(address, struct_size(kind))
+
+
+def struct_size(kind: str) -> int:
+    return 8 if kind.startswith("*") else ragged_recipe.struct.calcsize(ragged_recipe.FORMATS[kind])
+
+
+def draw(name: str, length: int = 37, dim: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    """Arguments of `attend_tokens`: heads side by side in memory, as a projection gives them."""
+    packed = torch.randn(2, length, 3, len(SCALES[name]), dim).to(dtype)
+    q, k, v = (x.detach().requires_grad_() for x in packed.permute(2, 0, 3, 1, 4))
+    beta = torch.rand(len(SCALES[name]), requires_grad=True) if name.startswith("bn") else None
+    p = 0.3 if name == "dropout" else 0.0
+    return q, k, v, beta, SCALES[name], name == "causal", p, torch.tensor([7], dtype=torch.int32) if p else None
+
+
+class Interpreted:
+    """A kernel that is noted down as if it were compiled, and run by the interpreter when it is launched."""
+
+    compiled: dict[int, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {}  # noqa: RUF012
+    handles = count(1)
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self.kernel[grid]
+
+    def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Any:
+        constant = {name for name, kind in self.kernel.fn.__annotations__.items() if "constexpr" in str(kind)}
+        kinds = {
+            name: "constexpr" if x is None or name in constant else "*x" if isinstance(x, torch.Tensor)
+            else "fp32" if isinstance(x, float) else "i64"
+            for name, x in zip(self.kernel.arg_names, arguments, strict=True)
+        }  # fmt: skip
+        handle = next(self.handles)
+        self.compiled[handle] = self.kernel, arguments, (*kinds.values(),)
+        bits = [32 if kind == "fp32" else 64 for kind in kinds.values() if kind != "constexpr"]
+        ptx = f".entry kernel({', '.join(f'.param .b{n} x' for n in [*bits, 64, 64])})"
+        metadata = SimpleNamespace(num_warps=options["num_warps"], shared=0, target=SimpleNamespace(warp_size=32))
+        return Compiled(self.kernel, SimpleNamespace(signature=kinds), metadata, handle, {"ptx": ptx})
+
+    @classmethod
+    def launched(cls, config: Config, function: int, parameters: Any) -> None:
+        kernel, arguments, kinds = cls.compiled[function]
+        given = iter(parameters[i] for i in range(len(kinds)))
+        now = []
+        for kind, argument in zip(kinds, arguments, strict=True):
+            if kind == "constexpr":
+                now.append(argument)
+            elif kind == "*x":
+                (address,) = ragged_recipe.struct.unpack("<Q", read(next(given), kind))
+                now.append(at(address, argument.dtype))
+            else:
+                (value,) = ragged_recipe.struct.unpack(f"<{ragged_recipe.FORMATS[kind]}", read(next(given), kind))
+                now.append(value)
+        kernel[tuple(config.grid)](*now)
+
+
+@dataclass
+class Compiled:
+    """What Triton gives back for a compiled kernel."""
+
+    kernel: Any
+    src: Any
+    metadata: Any
+    function: int
+    asm: dict[str, str]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self.kernel[grid]
+
+
+def at(address: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of one element at an address; the interpreter looks at nothing else."""
+    assert address % 16 == 0
+    data = (ctypes.c_char * dtype.itemsize).from_address(address)
+    return torch.frombuffer(data, dtype=dtype)
+
+
+@pytest.fixture
+def interpreter(library: Any, driver: Callable[[Launched], None], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The compiled part, whose launches the interpreter runs."""
+    real = ragged_launch.kernels()
+    names = ("pool", "forward", "place", "delta", "backward", "unpool")
+    found = SimpleNamespace(**{name: Interpreted(getattr(real, name)) for name in names})
+    monkeypatch.setattr(ragged_launch, "kernels", lambda: found)
+    monkeypatch.setattr(ragged_launch, "_ready", {})
+    driver(Interpreted.launched)
+    return library
+
+
+def step(attend: Callable[..., Any], arguments: tuple[Any, ...], up: torch.Tensor) -> list[torch.Tensor]:
+    out = attend(*arguments)
+    leaves = [x for x in arguments[:4] if x is not None]
+    return [out, *torch.autograd.grad(out, leaves, up)]
+
+
+def both(library: Any, arguments: tuple[Any, ...], up: torch.Tensor) -> None:
+    """The same bits and strides from the compiled part and from Python."""
+    mine = step(lambda *x: ragged_ops.attend_compiled(library, *x), arguments, up)
+    other = step(ragged_ops._Tokens.apply, arguments, up)
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(mine, other, strict=True))
+    with torch.no_grad():
+        out = ragged_ops.attend_compiled(library, *arguments)
+    assert torch.equal(out, other[0])
+    assert out.grad_fn is None
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("length", [1, 67])
+def test_the_bits_of_the_python_path(name: str, length: int, interpreter: Any) -> None:
+    arguments = draw(name, length)
+    both(interpreter, arguments, torch.randn(arguments[0].shape))
+
+
+@in_the_interpreter
+def test_gradients_that_lie_otherwise(interpreter: Any) -> None:
+    arguments = draw("sh", 5)
+    shape = arguments[0].shape
+    for up in (
+        torch.randn(()).expand(shape),
+        torch.randn(2, 5, 2, 16).transpose(1, 2),
+        torch.randn(shape).mT.clone().mT,
+    ):
+        both(interpreter, arguments, up)
+
+
+@in_the_interpreter
+def test_whole_heads_in_one_sweep(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ragged_launch, "_FILL", 0)
+    arguments = draw("dropout", 150, dtype=torch.float16)
+    both(interpreter, arguments, torch.randn(arguments[0].shape).half())
+    assert any(key[:2] == ("delta", True) for key in ragged_launch._ready)
+
+
+@in_the_interpreter
+def test_gradients_of_some_inputs(interpreter: Any) -> None:
+    arguments = draw("bn+sh")
+    q, k, v, beta = arguments[:4]
+    up = torch.randn(q.shape)
+    expected = dict(zip("okqvb", step(ragged_ops._Tokens.apply, (q, k, v, *arguments[3:]), up), strict=True))
+    for wanted in ((q,), (k, v), (beta,), (v,)):
+        for x in (q, k, v, beta):
+            x.requires_grad_(any(x is y for y in wanted))
+        out = ragged_ops.attend_compiled(interpreter, *arguments)
+        found = torch.autograd.grad(out, wanted, up)
+        names = {id(q): "k", id(k): "q", id(v): "v", id(beta): "b"}
+        assert all(torch.equal(g, expected[names[id(x)]]) for g, x in zip(found, wanted, strict=True))
+
+
+@in_the_interpreter
+def test_what_was_saved_must_not_be_written_to(interpreter: Any) -> None:
+    for changed in (0, "out"):
+        arguments = draw("sh")
+        q = arguments[0].clone()
+        out = ragged_ops.attend_compiled(interpreter, q, *arguments[1:])
+        with torch.no_grad():
+            (out if changed == "out" else q).zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(out.sum(), arguments[0])
+
+
+@in_the_interpreter
+def test_differentiated_once(interpreter: Any) -> None:
+    arguments = draw("sh")
+    out = ragged_ops.attend_compiled(interpreter, *arguments)
+    (dq,) = torch.autograd.grad(out.square().sum(), arguments[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated only once"):
+        dq.sum().backward()
+
+
+@in_the_interpreter
+def test_saved_once(interpreter: Any) -> None:
+    arguments = draw("sh")
+    out = ragged_ops.attend_compiled(interpreter, *arguments)
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.sum().backward()
+
+
+@in_the_interpreter
+def test_recomputed_when_checkpointed(interpreter: Any) -> None:
+    arguments = draw("bn+sh")
+    up = torch.randn(arguments[0].shape)
+
+    def attend(*x: Any) -> torch.Tensor:
+        return ragged_ops.attend_compiled(interpreter, *x)
+
+    def again(*x: Any) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(attend, *x, use_reentrant=False)
+
+    expected = step(attend, arguments, up)
+    assert all(torch.equal(a, b) for a, b in zip(expected, step(again, arguments, up), strict=True))
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("name", ["softmax", "sh", "bn+sh"])
+def test_what_was_saved_may_be_moved(name: str, interpreter: Any) -> None:
+    arguments = draw(name, length=5)
+    up = torch.randn(arguments[0].shape)
+    expected = step(ragged_ops._Tokens.apply, arguments, up)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x
+    ):
+        found = step(lambda *x: ragged_ops.attend_compiled(interpreter, *x), arguments, up)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@in_the_interpreter
+def test_what_is_refused_stays_in_python(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = draw("sh", length=20)
+
+    def refuse(*_: Any) -> None:
+        raise ragged_recipe.RefusedError
+
+    monkeypatch.setattr(ragged_recipe, "pack", refuse)
+    assert ragged_ops.attend_compiled(interpreter, *arguments) is None
+    monkeypatch.setattr(ragged_recipe, "learn", None)  # it is not asked again
+    assert ragged_ops.attend_compiled(interpreter, *arguments) is None
+    columns = (arguments[0].detach().mT.contiguous().mT, *arguments[1:])
+    assert ragged_ops.attend_compiled(interpreter, *columns) is None
+    empty = (*(x[:0] for x in arguments[:3]), *arguments[3:])
+    assert ragged_ops.attend_compiled(interpreter, *empty) is None
+
+
+@in_the_interpreter
+def test_an_error_of_the_driver_is_raised(interpreter: Any, driver: Callable[[Launched], None]) -> None:
+    arguments = draw("sh", length=21)
+
+    def fail(*_: Any) -> None:
+        raise ValueError("no")
+
+    driver(fail)
+    with pytest.raises(RuntimeError, match="as the test said"):
+        ragged_ops.attend_compiled(interpreter, *arguments)
+
+
+class Hopper:
+    """A driver of Triton's for a device that is not there. Its launches reach the stand-in by Triton's own launcher."""
+
+    def __init__(self, launcher: Any, target: Any) -> None:
+        self.kinds: dict[int, list[str]] = {}
+        self.target = target
+        self.utils = SimpleNamespace(
+            load_binary=lambda *_: (1, self._handle(), 0, 0, 1024),
+            get_device_properties=lambda _: {"max_shared_mem": 232448},
+        )
+        self.launcher, self.latest = launcher, None
+
+    def launcher_cls(self, src: Any, metadata: Any) -> Any:
+        self.latest = [kind for kind in src.signature.values() if kind != "constexpr"]
+        return self.launcher(src, metadata)
+
+    def _handle(self) -> int:
+        self.kinds[handle := len(self.kinds) + 1] = [*self.latest, "*scratch", "*scratch"]
+        return handle
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+@for_hopper
+@pytest.mark.parametrize("name", ["sh", "bn+sh", "causal", "dropout"])
+def test_what_triton_hands_the_driver(
+    name: str, library: Any, driver: Callable[[Launched], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.runtime import driver as active
+
+    hopper = Hopper(CudaLauncher, GPUTarget("cuda", 90, 32))
+    active.set_active(hopper)
+    for kernel in ("pool", "forward", "place", "delta", "backward", "unpool"):  # compiled for this driver
+        getattr(ragged_launch.kernels(), kernel).device_caches.clear()
+    monkeypatch.setattr(ragged_launch, "_ready", {})
+    monkeypatch.setattr(ragged_launch, "_starts_early", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    seen: list[tuple[Any, ...]] = []
+
+    def launched(config: Config, function: int, parameters: Any) -> None:
+        kinds = hopper.kinds[function]
+        values = [read(parameters[i], kind) for i, kind in enumerate(kinds)]
+        pointers = [int.from_bytes(x, "little") for x, kind in zip(values, kinds, strict=True) if kind[0] == "*"]
+        numbers = [x for x, kind in zip(values, kinds, strict=True) if kind[0] != "*"]
+        assert all(x % 16 == 0 for x in pointers)
+        there = [x if x == 0 or x in given else 1 for x in pointers]
+        attributes = [config.attributes[0]] if config.count else []
+        shape = *config.grid, *config.block, config.shared, config.stream
+        seen.append((function, shape, attributes, numbers, there))
+
+    driver(launched)
+    q, k, v, beta, *others, seed = draw(name, 150, dim=64, dtype=torch.bfloat16)
+    up = torch.randn(2, 150, 2, 64, dtype=q.dtype).transpose(1, 2)
+    tables = [x.data_ptr() for x in ragged_launch._work(*_layout(name, q, k, v))[1:4]]
+    given = {x.data_ptr() for x in (q, k, v, up, seed) if x is not None} | set(tables)
+    steps = []
+    for attend in (lambda *x: ragged_ops.attend_compiled(library, *x), ragged_ops._Tokens.apply):
+        seen.clear()
+        step(attend, (q, k, v, beta, *others, seed), up)
+        steps.append(list(seen))
+    assert steps[0] == steps[1]
+    assert len(steps[0]) == {"sh": 4, "bn+sh": 6, "causal": 3, "dropout": 4}[name]
+    assert all(attributes == [6] for _, _, attributes, _, _ in seen)  # programmatic stream serialization
+
+
+def _layout(name: str, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
+    B, _, L, D = q.shape
+    pooled = max(SCALES[name]) > 1
+    layout = ragged_ops.packed(SCALES[name], B, L, D, D) if pooled else ragged_ops._in_place(k, v)
+    return layout, B, L, D, q.dtype, name == "causal", q.device

@@ -1,0 +1,241 @@
+"""The compiled part on a CUDA device: the bits of the Python path, on any stream, captured, and its errors."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from primaldual import Primal, attention, mechanism
+from primaldual.ops import native
+from support.ragged import captured
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+HEADS = 4
+SH = mechanism("sh", scales=(4, 1, 2, 1))
+PRIMALS = {
+    "softmax": mechanism("softmax"),
+    "sh": SH,
+    "bn": mechanism("bn", beta=0.6),
+    "bn-learned": mechanism("bn", learnable=True),
+    "bn+sh": mechanism("bn+sh", learnable=True, scales=(4, 1, 2, 1)),
+}
+LENGTHS = (1, 17, 127, 129, 1000)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    if (library := native.library()) is not None:
+        return library
+    if reason := native.refusal():
+        pytest.skip(reason)
+    path: Path = native.build(tmp_path_factory.mktemp("native") / "native.so")
+    library = native.load(path)
+    assert library.missing() is None
+    return library
+
+
+@pytest.fixture(autouse=True)
+def use(built: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
+    """Says whether the compiled part is used; it is, unless told otherwise."""
+
+    def use(it: bool) -> None:
+        monkeypatch.setattr(native, "library", lambda: built if it else None)
+
+    use(True)
+    yield use
+    torch.cuda.synchronize()
+
+
+Use = Callable[[bool], None]
+
+
+def tensors(length: int = 129, dim: int = 16, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    """Queries, keys and values of one projection."""
+    packed = torch.randn(2, length, 3, HEADS, dim, device="cuda", dtype=dtype)
+    return [x.detach().requires_grad_() for x in packed.permute(2, 0, 3, 1, 4)]
+
+
+def step(qkv: list[Tensor], primal: Primal, up: Tensor, **others: object) -> list[Tensor]:
+    beta = {name: x.cuda().requires_grad_() for name, x in primal.learned(HEADS, qkv[0].shape[-1]).items()}
+    torch.manual_seed(3)
+    out = attention(*qkv, primal, parameters=beta, impl="ragged", **others)  # type: ignore[arg-type]
+    assert isinstance(out, Tensor)
+    return [out, *torch.autograd.grad(out, (*qkv, *beta.values()), up)]
+
+
+def assert_same(use: Use, qkv: list[Tensor], primal: Primal, up: Tensor, **others: object) -> None:
+    results = []
+    for it in (True, False, True):
+        use(it)
+        results.append(step(qkv, primal, up, **others))
+        assert ("CppNode" in results[-1][0].grad_fn.name()) == it
+    for other in results[1:]:
+        assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", PRIMALS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+def test_the_bits_of_the_python_path(name: str, dtype: torch.dtype, use: Use) -> None:
+    for length in LENGTHS:
+        qkv = tensors(length, dtype=dtype)
+        assert_same(use, qkv, PRIMALS[name], torch.randn_like(qkv[0]))
+
+
+@pytest.mark.parametrize("dim", [8, 64, 128])
+def test_head_dimensions(dim: int, use: Use) -> None:
+    qkv = tensors(dim=dim, dtype=torch.float16)
+    assert_same(use, qkv, PRIMALS["bn+sh"], torch.randn_like(qkv[0]))
+
+
+def test_causal(use: Use) -> None:
+    for length in LENGTHS:
+        qkv = tensors(length)
+        assert_same(use, qkv, PRIMALS["softmax"], torch.randn_like(qkv[0]), is_causal=True)
+
+
+@pytest.mark.parametrize("name", PRIMALS)
+def test_dropout(name: str, use: Use) -> None:
+    for length in (129, 1000):
+        qkv = tensors(length)
+        assert_same(use, qkv, PRIMALS[name], torch.randn_like(qkv[0]), dropout_p=0.2)
+
+
+def test_whole_heads_in_one_sweep(use: Use) -> None:
+    qkv = [torch.randn(320, HEADS, 200, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    for p in (0.0, 0.1):
+        assert_same(use, qkv, SH, torch.randn_like(qkv[0]), dropout_p=p)
+
+
+def test_gradients_that_lie_otherwise(use: Use) -> None:
+    qkv = tensors()
+    shape = qkv[0].shape
+    made = {"device": "cuda", "dtype": torch.bfloat16}
+    odd = torch.randn(qkv[0].numel() + 1, **made)[1:].view(shape)  # not at a multiple of 16 bytes
+    for up in (torch.randn((), **made).expand(shape), torch.randn(shape, **made), odd):
+        for name in ("sh", "bn+sh"):
+            assert_same(use, qkv, PRIMALS[name], up)
+
+
+def test_inputs_that_lie_otherwise(use: Use) -> None:
+    up = torch.randn(2, HEADS, 129, 16, device="cuda", dtype=torch.bfloat16)
+    contiguous = [x.detach().contiguous().requires_grad_() for x in tensors()]
+    odd = [torch.randn(up.numel() + 1, device="cuda", dtype=up.dtype)[1:].view(up.shape) for _ in range(3)]
+    shared = [contiguous[0].detach(), *(x.detach()[:, :1].expand(-1, HEADS, -1, -1) for x in contiguous[1:])]
+    for qkv in (contiguous, odd, shared):
+        assert_same(use, [x.detach().requires_grad_() for x in qkv], SH, up)
+
+
+def test_other_lengths_of_keys(use: Use) -> None:
+    q, (_, k, v) = tensors(127)[0], tensors(200)
+    assert_same(use, [q, k, v], SH, torch.randn_like(q))
+
+
+def test_an_empty_batch() -> None:
+    qkv = [x[:0] for x in tensors()]
+    out = attention(*qkv, SH, impl="ragged")
+    assert out.shape == (0, HEADS, 129, 16)
+    assert all(g.shape == out.shape for g in torch.autograd.grad(out.sum(), qkv))
+
+
+def test_without_gradients(use: Use) -> None:
+    qkv = tensors()
+    with torch.no_grad():
+        outs = []
+        for it in (True, False):
+            use(it)
+            outs.append(attention(*qkv, SH, impl="ragged"))
+    assert torch.equal(*outs)
+    assert outs[0].grad_fn is None
+
+
+def test_on_a_side_stream(use: Use) -> None:
+    """The step waits for a slow product on its stream, and not on the default one."""
+    qkv, up = tensors(), torch.randn(2, HEADS, 129, 16, device="cuda", dtype=torch.bfloat16)
+    expected = step(qkv, SH, up)
+    big, side = torch.randn(8192, 8192, device="cuda"), torch.cuda.Stream()
+    leaves = [torch.zeros_like(x).requires_grad_() for x in qkv]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            big = big @ big
+        with torch.no_grad():
+            for leaf, x in zip(leaves, qkv, strict=True):
+                leaf.copy_(x)
+        found = step(leaves, SH, up)
+    side.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sh", "bn+sh"])
+def test_a_captured_step_equals_the_eager_one(name: str, use: Use) -> None:
+    qkv, primal = tensors(), PRIMALS[name]
+    beta = {n: x.cuda().requires_grad_() for n, x in primal.learned(HEADS, 16).items()}
+
+    def run() -> tuple[Tensor, ...]:
+        out = attention(*qkv, primal, parameters=beta, impl="ragged")
+        return out, *torch.autograd.grad(out.float().square().sum(), (*qkv, *beta.values()))
+
+    graph, results = captured(run)
+    with torch.no_grad():
+        for x in qkv:
+            x.copy_(torch.randn_like(x))
+    graph.replay()
+    for it in (True, False):
+        use(it)
+        assert all(torch.equal(a, b) for a, b in zip(results, run(), strict=True))
+
+
+def test_training_in_a_loop_equals_python(use: Use) -> None:
+    """Memory is given back and taken again many times, in both passes."""
+    ends = []
+    for it in (True, False):
+        use(it)
+        torch.manual_seed(0)
+        weight = torch.randn(3 * HEADS * 16, HEADS * 16, device="cuda").mul_(0.1).bfloat16().requires_grad_()
+        x = torch.randn(8, 100, HEADS * 16, device="cuda", dtype=torch.bfloat16)
+        for _ in range(50):
+            q, k, v = (x @ weight.T).view(8, 100, 3, HEADS, 16).permute(2, 0, 3, 1, 4)
+            out = attention(q, k, v, SH, impl="ragged", dropout_p=0.1).transpose(1, 2).flatten(2)
+            (grad,) = torch.autograd.grad((out - x).float().square().mean(), weight)
+            weight = (weight.detach() - 0.1 * grad).requires_grad_()
+        ends.append(weight)
+    assert torch.equal(*ends)
+
+
+def test_what_was_saved_must_not_be_written_to() -> None:
+    qkv = tensors()
+    q = qkv[0].clone()
+    out = attention(q, *qkv[1:], SH, impl="ragged")
+    with torch.no_grad():
+        q.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), qkv[0])
+
+
+def test_differentiated_once() -> None:
+    qkv = tensors()
+    out = attention(*qkv, SH, impl="ragged")
+    (dq,) = torch.autograd.grad(out.square().sum(), qkv[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated only once"):
+        dq.sum().backward()
+
+
+def test_checkpointed_and_kept_on_the_host() -> None:
+    qkv = tensors()
+    up = torch.randn_like(qkv[0])
+    expected = step(qkv, SH, up)[1:]
+
+    def attend(*qkv: Tensor) -> Tensor:
+        return attention(*qkv, SH, impl="ragged")  # type: ignore[return-value]
+
+    again = torch.utils.checkpoint.checkpoint(attend, *qkv, use_reentrant=False)
+    assert all(torch.equal(a, b) for a, b in zip(expected, torch.autograd.grad(again, qkv, up), strict=True))
+    with torch.autograd.graph.save_on_cpu():
+        out = attend(*qkv)
+    assert all(torch.equal(a, b) for a, b in zip(expected, torch.autograd.grad(out, qkv, up), strict=True))
