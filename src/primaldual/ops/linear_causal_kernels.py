@@ -8,13 +8,18 @@ The state (S, z) before query i's chunk is kept in float32; keys j ≤ i of the 
 
 A segment starts from the sum of the segments before it; the gradients of keys and values walk backwards, from the sum
 of those after it. Names, grid and accumulation are those of `linear_kernels`.
+
+States are carried as [C, F], grown by vᵀΦ(k): features are the right side, which lies in shared memory once for all
+products with them. Grown by Φ(k)ᵀv, with the left side in registers and v loaded ahead, the product may be left in
+flight into the next chunk, whose features overwrite those registers (triton-lang/triton#9433). Normalizers are plain
+sums, in all kernels alike: as a product with a matrix of a few columns, made anew for each chunk, they came out wrong
+on Hopper.
 """
 
 import triton
 import triton.language as tl
 
 from .linear_kernels import (
-    columns,
     features,
     head,
     inverse,
@@ -36,7 +41,7 @@ def sum_before(states, sums, segments, size, BLOCK: tl.constexpr, REVERSE: tl.co
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     first = tl.program_id(0).to(tl.int64) * segments * size
     total = tl.zeros((BLOCK,), tl.float32)
-    for step in range(segments):
+    for step in tl.range(0, segments, num_stages=4):
         at = first + (segments - 1 - step if REVERSE else step) * size + i
         tl.store(sums + at, total, i < size)
         total += tl.load(states + at, i < size, other=0.0)
@@ -59,13 +64,15 @@ def attend_causal(
     om = load_omega(omega, D, F, BLOCK_D, BLOCK_F)
     index = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     S, z = load_state(state, index, F, C, BLOCK_F, BLOCK_C)
+    S = tl.trans(S)
     earlier = tl.arange(0, BLOCK)[None, :] <= tl.arange(0, BLOCK)[:, None]  # [queries, keys]
     for start in tl.range(first, tl.minimum(first + per_program, queries), BLOCK, num_stages=STAGES):
         n = start + tl.arange(0, BLOCK)
         x = (load(q, q_strides, n, queries, D, BLOCK_D, EVEN).to(tl.float32) - a) * c
         y = (load(k, k_strides, n, keys, D, BLOCK_D, EVEN).to(tl.float32) - a) * c
         values = load(v, v_strides, n, keys, C, BLOCK_C, EVEN)
-        phi_q = features(x, om, dtype, D, F, BLOCK_F, RANDOM, True, PRECISION).to(dtype)
+        phi = features(x, om, dtype, D, F, BLOCK_F, RANDOM, True, PRECISION)
+        phi_q = phi.to(dtype)
         phi_k = features(y, om, dtype, D, F, BLOCK_F, RANDOM, False, PRECISION)
         if not EVEN or weight is not None:
             phi_k *= load_weights(weight, weight_strides, n, keys, H)[:, None]
@@ -74,11 +81,11 @@ def attend_causal(
         over_unit = inverse(tl.max(after, 0))
         kernel = tl.dot(phi_q, tl.trans(phi_k), input_precision=PRECISION)
         kernel = tl.where(earlier, kernel * over_unit, 0.0)
-        h = tl.sum(tl.dot(phi_q, columns(z * over_unit, dtype), input_precision=PRECISION), 1) + tl.sum(kernel, 1)
-        o = tl.dot(phi_q, (S * over_unit).to(dtype), input_precision=PRECISION)
+        h = tl.sum(phi * (z * over_unit)[None, :], 1) + tl.sum(kernel, 1)
+        o = tl.dot(phi_q, tl.trans((S * over_unit).to(dtype)), input_precision=PRECISION)
         o = tl.dot(kernel.to(dtype), values, o, input_precision=PRECISION)
         store(out, out_strides, n, queries, o * inverse(h)[:, None], C, BLOCK_C, EVEN)
-        S = tl.dot(tl.trans(phi_k), values, S, input_precision=PRECISION)
+        S = tl.dot(tl.trans(values), phi_k, S, input_precision=PRECISION)
         z = after
 
 
@@ -105,8 +112,8 @@ def causal_query_gradients(
     om = load_omega(omega, D, F, BLOCK_D, BLOCK_F)
     index = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     S, z = load_state(state, index, F, C, BLOCK_F, BLOCK_C)
-    S = tl.trans(S)  # [C, F]: features are the right side of every product with them, and are laid out once
-    R, r = tl.zeros((BLOCK_C, BLOCK_F), tl.float32), tl.zeros((BLOCK, BLOCK_F), tl.float32)
+    S = tl.trans(S)
+    R, r = tl.zeros((BLOCK_C, BLOCK_F), tl.float32), tl.zeros((BLOCK_F,), tl.float32)
     moment1, moment2 = tl.zeros((BLOCK_D,), tl.float32), tl.zeros((BLOCK_D,), tl.float32)
     earlier = tl.arange(0, BLOCK)[None, :] <= tl.arange(0, BLOCK)[:, None]  # [queries, keys]
     for start in tl.range(first, tl.minimum(first + per_program, queries), BLOCK, num_stages=STAGES):
@@ -130,9 +137,10 @@ def causal_query_gradients(
         z *= over_unit
         h = tl.sum(phi * z[None, :], 1) + tl.sum(kernel, 1)
         over_h = inverse(h)
-        G = tl.dot(g, (S * over_unit).to(dtype), input_precision=PRECISION)
         G_own = tl.dot(g, tl.trans(values), input_precision=PRECISION)
-        delta = (tl.sum(phi * G, 1) + tl.sum(kernel * G_own, 1)) * over_h
+        delta = tl.sum(kernel * G_own, 1)
+        G = tl.dot(g, (S * over_unit).to(dtype), input_precision=PRECISION)
+        delta = (delta + tl.sum(phi * G, 1)) * over_h
         own = tl.where(earlier, G_own - delta[:, None], 0.0).to(dtype)
         own = tl.dot(own, phi_k, input_precision=PRECISION) * over_unit
         grad_phi = (G - delta[:, None] * z[None, :] + own) * over_h[:, None]
@@ -141,15 +149,14 @@ def causal_query_gradients(
         row = tl.program_id(0).to(tl.int64) * queries + n
         tl.store(normalizer + row, h * unit, n < queries)
         tl.store(deltas + row, delta, n < queries)
-        g = (g * over_h[:, None]).to(dtype)
-        R += tl.dot(tl.trans(g), phi_q, input_precision=PRECISION) * over_unit
-        r -= phi * (delta * over_h * over_unit)[:, None]
+        R += tl.dot(tl.trans(g), (phi * over_h[:, None]).to(dtype), input_precision=PRECISION) * over_unit
+        r -= tl.sum(phi * (delta * over_h)[:, None], 0) * over_unit
         S = tl.dot(tl.trans(values), phi_k, S, input_precision=PRECISION)
         z = after
         if moments is not None:
             moment1 += tl.sum(grad_x, 0)
             moment2 += tl.sum(grad_x * offset, 0)
-    store_state(partial, index, tl.trans(R), tl.sum(r, 0), F, C, BLOCK_F, BLOCK_C)
+    store_state(partial, index, tl.trans(R), r, F, C, BLOCK_F, BLOCK_C)
     if moments is not None:
         store_moments(moments, index, moment1, moment2, D, BLOCK_D)
 
@@ -178,6 +185,7 @@ def causal_key_gradients(
     om = load_omega(omega, D, F, BLOCK_D, BLOCK_F)
     index = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     R, r = load_state(after, index, F, C, BLOCK_F, BLOCK_C)
+    R = tl.trans(R)
     moment1, moment2 = tl.zeros((BLOCK_D,), tl.float32), tl.zeros((BLOCK_D,), tl.float32)
     later = tl.arange(0, BLOCK)[None, :] >= tl.arange(0, BLOCK)[:, None]  # [keys, queries]
     chunks = tl.cdiv(tl.minimum(per_program, queries - first), BLOCK)
@@ -201,12 +209,12 @@ def causal_key_gradients(
         weighted = (phi_k * w[:, None]).to(dtype)
         R_low = (R * t).to(dtype)
         kernel = tl.dot(weighted, tl.trans(phi_q), input_precision=PRECISION)
-        grad_values = tl.dot(weighted, R_low, input_precision=PRECISION)
+        grad_values = tl.dot(weighted, tl.trans(R_low), input_precision=PRECISION)
         kernel = tl.where(later, kernel, 0.0).to(dtype)
         grad_values = tl.dot(kernel, g, grad_values, input_precision=PRECISION) * over_t
         store(grad_v, grad_v_strides, n, keys, grad_values, C, BLOCK_C, EVEN)
         own = tl.dot(values, tl.trans(g), input_precision=PRECISION) - delta[None, :]
-        grad_phi = tl.dot(values, tl.trans(R_low), input_precision=PRECISION)
+        grad_phi = tl.dot(values, R_low, input_precision=PRECISION)
         grad_phi = tl.dot(tl.where(later, own, 0.0).to(dtype), phi_q, grad_phi, input_precision=PRECISION)
         grad_phi = grad_phi * over_t + r[None, :]
         if weight is not None:
@@ -214,7 +222,7 @@ def causal_key_gradients(
             tl.store(at, tl.sum(phi_k * grad_phi, 1), n < keys)
         grad_x = through_features(y, phi_k, grad_phi * w[:, None], om, dtype, D, RANDOM, PRECISION)
         store(grad_k, grad_k_strides, n, keys, grad_x * c, D, BLOCK_D, EVEN)
-        R += tl.dot(tl.trans(phi_q), g, input_precision=PRECISION) * over_t
+        R += tl.dot(tl.trans(g), phi_q, input_precision=PRECISION) * over_t
         r -= tl.sum(phi_q.to(tl.float32) * (delta * over_t)[:, None], 0)
         if moments is not None:
             moment1 += tl.sum(grad_x, 0)

@@ -2,7 +2,8 @@
 """Linear attention as one operator on a GPU: differentiable, compilable, capturable. The formulas: `linear_kernels`.
 
 What moves through memory, in tensors of [B, H, N, D]: forward 4 (k and v, then q and the output), backward 7; causal,
-where keys and values are needed twice, 6 and 11. Beside them F·(C + 1) float32 numbers for each head and span of rows.
+where keys and values are needed twice, 6 and 11, and 4 forward where the heads alone fill the GPU, so that each is one
+segment. Beside them F·(C + 1) float32 numbers for each head and span of rows.
 """
 
 from __future__ import annotations
@@ -39,15 +40,13 @@ def launch(kernel: str, dtype: torch.dtype, widest: int) -> Launch:
     """How a kernel is launched, by the element type and the widest of D, D_φ and D_v: what spills few registers.
 
     float32 products are scalar instructions that hold their operands in registers: small tiles. Wide heads take twice
-    the warps, for a state that is twice as large on each side.
+    the warps, for a state that is twice as large on each side, and the gradients, which hold two, half the rows.
     """
     if dtype == torch.float32:
         return Launch(32, 4, 2) if widest <= 32 else Launch(16, 8, 1)
-    if widest <= 64 and "causal" not in kernel:
-        return Launch(64, 4, 3 if kernel in ("sum_keys", "attend_queries") else 2)
     if widest <= 64:
-        return Launch(64, 8, 1)  # with 4 warps Triton 3.6 gives wrong numbers on Hopper
-    return Launch(32 if "query_gradients" in kernel else 64, 8, 1 if "causal" in kernel else 2)
+        return Launch(64, 4, 3 if kernel in ("sum_keys", "attend_queries") else 2)
+    return Launch(32 if "query_gradients" in kernel or kernel == "causal_key_gradients" else 64, 8, 2)
 
 
 def takes(dtype: torch.dtype, is_causal: bool, *dims: int) -> bool:
@@ -89,15 +88,17 @@ def linear_attention(
     (B, H, L, _), S = q.shape, k.shape[2]
     w = None if weight is None else weight.expand(B, H, S)
     span = _span(q, L if is_causal else S)
-    partial = state.new_empty(B, H, _count(L if is_causal else S, span), state.shape[-1])
+    spans = _count(L if is_causal else S, span)
+    partial = state.new_empty(B, H, spans, state.shape[-1])
     with torch.cuda.device_of(q):
-        kernels.sum_keys[B * H, partial.shape[2]](
-            k, v, w, shift, scale, omega, partial, k.stride(), v.stride(), _strides(w), H, S, span,
-            **_sizes("sum_keys", q, v, omega, S),
-        )  # fmt: skip
+        if not is_causal or spans > 1:
+            kernels.sum_keys[B * H, spans](
+                k, v, w, shift, scale, omega, partial, k.stride(), v.stride(), _strides(w), H, S, span,
+                **_sizes("sum_keys", q, v, omega, S),
+            )  # fmt: skip
         if is_causal:
-            state = _sum_before(partial)
-            causal_kernels.attend_causal[B * H, partial.shape[2]](
+            state = _sum_before(partial) if spans > 1 else state.zero_()
+            causal_kernels.attend_causal[B * H, spans](
                 q, k, v, w, shift, scale, omega, state, out,
                 q.stride(), k.stride(), v.stride(), _strides(w), out.stride(), H, L, S, span,
                 **_sizes("attend_causal", q, v, omega, L, S),
