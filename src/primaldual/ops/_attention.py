@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from ..primal import Primal, as_primal
+from . import ragged
 from .plan import EXECUTORS, Plan, choose, circumstances
 from .problem import Problem, state
 
@@ -63,9 +64,8 @@ def attention(
     ):  # fmt: skip
         key = (primal, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, is_causal,
                dropout_p, impl, *circumstances(q))  # fmt: skip
-        if (chosen := _chosen.get(key)) is not None:
-            known = Problem(primal, q, k, v, None, None, None, None, is_causal, dropout_p, {}, False)
-            return EXECUTORS[chosen].run(known)[0]
+        if (known := _known.get(key)) is not None:
+            return known(q, k, v)
     problem = state(
         q, k, v, primal,
         key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, attn_mask=attn_mask,
@@ -73,15 +73,27 @@ def attention(
     )  # fmt: skip
     chosen = choose(problem, impl).impl
     if key is not None and problem.q is q and problem.k is k and not problem.parameters:
-        if len(_chosen) >= 1024:
-            _chosen.clear()
-        _chosen[key] = chosen
+        if len(_known) >= 1024:
+            _known.clear()
+        _known[key] = _again(problem, chosen)
     output, weights = EXECUTORS[chosen].run(problem)
     return output if weights is None else (output, weights[..., : k.shape[2]])
 
 
-_chosen: dict[tuple[object, ...], str] = {}
+_known: dict[tuple[object, ...], Callable[[Tensor, Tensor, Tensor], Tensor]] = {}
 """What was checked and planned before: the same kind of call goes straight to its executor."""
+
+
+def _again(p: Problem, impl: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The same problem on other tensors."""
+    if impl == "ragged" and (direct := ragged.direct(p)) is not None:
+        return direct
+    primal, is_causal, dropout_p, run = p.primal, p.is_causal, p.dropout_p, EXECUTORS[impl].run
+
+    def known(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return run(Problem(primal, q, k, v, None, None, None, None, is_causal, dropout_p, {}, False))[0]
+
+    return known
 
 
 def plan(

@@ -18,7 +18,7 @@ import torch
 from ..dual.rewrites import pooling_of
 from ..primal import Recenter, Sparse
 from ..primal.features import FeatureMap
-from . import block_sparse, linear, parallel
+from . import block_sparse, linear, native, parallel
 from .problem import Problem
 
 TRAINING = 3.5
@@ -45,7 +45,8 @@ class Fit(NamedTuple):
 class Device(NamedTuple):
     """What was measured on a device; `fits` by executor.
 
-    "masked": sdpa with a mask that is stored. "pieces": block_sparse without FlexAttention.
+    "masked": sdpa with a mask that is stored. "pieces": block_sparse without FlexAttention. "compiled": ragged with
+    what `primaldual build` makes.
     """
 
     name: str
@@ -71,7 +72,8 @@ H200 = Device(
         # cuDNN; scales on parallel streams; dropout: 1152, batch 80, and 1000, batch 320
         "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, dropout=1.43),
         "masked": Fit(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),  # a pattern's mask at 4096, batch 4
-        "ragged": Fit(0.92, row=200, narrowest=38, call=560e-6, dropout=1.18),
+        "ragged": Fit(0.95, row=200, narrowest=38, call=560e-6, dropout=1.18),
+        "compiled": Fit(0.95, row=200, narrowest=38, call=220e-6, dropout=1.18),  # 128 and 1024, eager
         "reference": Fit(0.30, call=150e-6),  # not measured
     },
     processors=132,
@@ -92,6 +94,7 @@ CPU = Device(
         "sdpa": Fit(1.0),
         "masked": Fit(1.0),
         "ragged": Fit(1e-6),  # Triton's interpreter, for tests
+        "compiled": Fit(1e-6),
         "reference": Fit(0.5),
     },
 )
@@ -116,6 +119,7 @@ class Work(NamedTuple):
     masked: bool = False  # pairs are hidden by something beside is_causal
     maps: int = 0  # input maps that need the points
     inside: bool = True  # sdpa and ragged pool and map in kernels of their own
+    compiled: bool = False  # ragged is launched by C++
     features: int = 0  # D_φ where Φ is finite
     kernel: bool = False  # linear attention has its own kernels
     pieces: int = 0  # of the sparse patterns of all groups
@@ -171,6 +175,7 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
     kept = block_sparse.estimate(problem) if sparse and not finite else None
     return Work(
         device_of(q.device), q.dtype, batch, queries, tokens, dim, problem.v.shape[-1], groups, backward, captured,
+        compiled=q.is_cuda and not torch.compiler.is_compiling() and native.library() is not None,
         dropout=problem.dropout_p > 0,
         causal=problem.is_causal,
         masked=masked or sparse,
@@ -273,7 +278,8 @@ def _sdpa(work: Work) -> _Count:
 
 def _ragged(work: Work) -> _Count:
     """All heads in one launch forward, two backward, after one that pools; outside of these torch pools and joins."""
-    fit, keys = work.device.fits["ragged"], work.points * (0.5 if work.causal else 1.0)
+    name = "compiled" if work.compiled and work.inside else "ragged"
+    fit, keys = work.device.fits[name], work.points * (0.5 if work.causal else 1.0)
     forward, back = 1 + (work.pooled > 0), 2
     if work.inside:
         forward, back = forward + 3 * work.maps, back + 5 * work.maps
@@ -281,7 +287,7 @@ def _ragged(work: Work) -> _Count:
         groups = len(work.groups)
         forward, back = forward + groups * (6 + 3 * work.maps), back + groups * (6 + 4 * work.maps)
     busy = _attention(work, keys, fit.row, fit.narrowest)
-    return _Count("ragged", _attention(work, keys), _rows(work), forward, back, busy=busy)
+    return _Count(name, _attention(work, keys), _rows(work), forward, back, busy=busy)
 
 
 def _block_sparse(work: Work) -> _Count:

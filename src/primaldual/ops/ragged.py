@@ -8,6 +8,7 @@ sequences do that for all heads at once (`padded`), the rest group by group.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -101,6 +102,14 @@ def _simple(p: Problem) -> bool:
         return False
     maps = p.primal.point_maps
     return len(maps) == 0 or (len(maps) == 1 and isinstance(maps[0], Recenter))
+
+
+def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
+    if p.dropout_p or not _plain(p):
+        return None
+    beta, scales, is_causal = _beta(p), p.scales, p.is_causal
+    return lambda q, k, v: attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
 
 
 def _tokens(p: Problem, seed: Tensor | None) -> Tensor:
