@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from data.files import HEADER, ROWS, archive, folder, text
+from primaldual._cache import cache_directory
 from primaldual.data import (
     DataError,
     DataFormatError,
@@ -240,5 +241,5 @@ def test_the_user_cache_is_where_the_platform_keeps_it(monkeypatch):
     monkeypatch.delenv("PRIMALDUAL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     monkeypatch.setattr(sys, "platform", "linux")
-    assert places.cache_directory(None) == Path("/x/primaldual")
-    assert places.cache_directory("/y") == Path("/y")
+    assert cache_directory(None) == Path("/x/primaldual")
+    assert cache_directory("/y") == Path("/y")

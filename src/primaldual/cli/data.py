@@ -51,9 +51,10 @@ Offline = Annotated[bool, typer.Option("--offline", help="Never download.")]
 )
 def list_command(data_dir: DataDir = None, cache_dir: CacheDir = None) -> None:
     """List the sets of known size, and those that are here, with where they are."""
+    from .._cache import cache_directory
     from ..data import DataError, manifest
     from ..data.cache import cached_names
-    from ..data.sources import cache_directory, data_directory, in_aeon, names_in
+    from ..data.sources import data_directory, in_aeon, names_in
 
     try:
         store, directory = cache_directory(cache_dir), data_directory(data_dir)
@@ -170,10 +171,11 @@ def verify(
 
     All of them unless some are named. Exit status 1 if one is not as it should be.
     """
+    from .._cache import cache_directory
     from ..data import DataError
     from ..data.cache import cached_names
     from ..data.load import problems
-    from ..data.sources import cache_directory, data_directory
+    from ..data.sources import data_directory
 
     try:
         store, directory = cache_directory(cache_dir), data_directory(data_dir)

@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from .._cache import cache_directory
 from . import cache
 from .dataset import Dataset
 from .errors import DataError, DataMismatchError, DataNotFoundError
@@ -15,7 +16,6 @@ from .prepare import assemble
 from .sources import (
     DATA_VARIABLE,
     Source,
-    cache_directory,
     check_name,
     data_directory,
     download,

@@ -7,7 +7,6 @@ import io
 import os
 import re
 import shutil
-import sys
 import tempfile
 import warnings
 import zipfile
@@ -23,7 +22,7 @@ from .ts import TsFile, read_ts
 PARSER_VERSION = 1
 """To be raised when the same raw files give other tensors; what was prepared before is then stale."""
 
-DATA_VARIABLE, CACHE_VARIABLE = "PRIMALDUAL_DATA", "PRIMALDUAL_CACHE"
+DATA_VARIABLE = "PRIMALDUAL_DATA"
 
 
 @dataclass(frozen=True)
@@ -92,19 +91,6 @@ def data_directory(given: str | Path | None) -> Path | None:
         by = "" if given else f" (from {DATA_VARIABLE})"
         raise DataNotFoundError(f"the data directory {path}{by} does not exist")
     return path
-
-
-def cache_directory(given: str | Path | None) -> Path:
-    """The directory given, else that of `PRIMALDUAL_CACHE`, else the user's cache."""
-    if chosen := given or os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        home = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        home = Path.home() / "Library" / "Caches"
-    else:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "primaldual"
 
 
 def _folders(directory: Path) -> list[Path]:

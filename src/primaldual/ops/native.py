@@ -20,6 +20,8 @@ from types import ModuleType
 
 import torch
 
+from .._cache import cache_directory
+
 NAME = "primaldual_native"
 SOURCE = Path(__file__).with_name("native.cpp")
 
@@ -30,11 +32,9 @@ class BuildError(RuntimeError):
 
 def place() -> Path:
     """Where the compiled part is kept: a file for every version of torch, Python and the source."""
-    from ..data.sources import cache_directory
-
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
     folder = f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest}"
-    return cache_directory(None) / "native" / folder / f"{NAME}.so"
+    return cache_directory() / "native" / folder / f"{NAME}.so"
 
 
 @functools.cache
