@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import primaldual
 from primaldual.bench import measure, record, targets, training
-from primaldual.cli import app, bench
+from primaldual.cli import app, bench_kernels, bench_training
 
 TINY = ("--device", "cpu", "--lengths", "16,64", "--batch", "1", "--heads", "4", "--head-dims", "8", "--repeats", "3")
 
@@ -44,7 +44,7 @@ def test_kernels_writes_a_table_a_record_and_a_picture(tmp_path):
     assert content["complete"] is True
     environment = content["environment"]
     assert environment["torch"] == torch.__version__ and environment["primaldual"] == primaldual.__version__
-    assert {"python", "triton", "device", "system", "threads"} <= set(environment)
+    assert {"python", "triton", "device", "system", "compiled", "threads"} <= set(environment)
     assert environment["command"].startswith("primaldual bench kernels --lengths 16,20 --batch 1 --heads 4")
     assert str(tmp_path) not in path.read_text()
     assert content["ceilings"]["bytes_per_second"] > 0 and content["ceilings"]["flops_per_second"]["float32"] > 0
@@ -87,6 +87,14 @@ def test_an_interrupted_run_says_what_was_written(tmp_path, monkeypatch, quick_c
     assert content["complete"] is False and len(content["records"]) == 1
 
 
+def test_a_record_that_cannot_be_written_is_one_line(tmp_path, quick_ceilings):
+    (tmp_path / "file").write_text("in the way")
+    path = tmp_path / "file" / "kernels.json"
+    result = call("kernels", *TINY, "--mechanisms", "bn", "--steps", "forward", "--output", str(path))
+    assert result.exit_code == 1
+    assert "could not be written" in one_line(result) and "--output" in one_line(result)
+
+
 def test_the_targets_need_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = call("kernels", "--preset", "targets")
@@ -127,7 +135,7 @@ def test_help_says_how_it_measures():
 def test_a_missed_target_sets_the_exit_status(tmp_path, monkeypatch, quick_ceilings, ratio, status):
     figures = {"ratio": ratio, "bytes_share": 0.9, "memory_ratio": ratio, "memory_ratio_materialised": ratio}
     record = figures | {"error": None, "rival": "cudnn"}
-    monkeypatch.setattr(bench, "_preset", lambda *given: targets.cases())
+    monkeypatch.setattr(bench_kernels, "_preset", lambda *given: targets.cases())
     monkeypatch.setattr(measure.Bench, "measure", lambda self, case: asdict(case) | record)
     path = tmp_path / "targets.json"
     result = call("kernels", "--device", "cpu", "--preset", "targets", "--output", str(path))
@@ -196,7 +204,7 @@ def test_a_missed_training_target_fails_a_run_with_the_defaults(tmp_path, monkey
             "steps_per_second": 1.0, "peak_bytes_per_seed": 2**30, "rival_peak_bytes_per_seed": 2**30,
         }  # fmt: skip
 
-    monkeypatch.setattr(bench, "TRAINING", {"cpu": bench.TRAINING["cuda"]})
+    monkeypatch.setattr(bench_training, "DEFAULTS", {"cpu": bench_training.DEFAULTS["cuda"]})
     monkeypatch.setattr(record, "device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(training.TrainingBench, "measure", measured)
     path = tmp_path / "training.json"

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from primaldual.cli import app
-from primaldual.paper import report
+from primaldual.paper import ENGINES, report
 from primaldual.training import Ensemble, Store
 
 
@@ -76,6 +76,16 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path):
 def test_nothing_measured_is_no_success(tmp_path):
     result = call("table-regression", "--output", tmp_path, "--only-report")
     assert result.exit_code == 1 and result.stdout.count("missing set") == 6
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path, monkeypatch):
+    def stopped(runs, place):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(ENGINES, "local", stopped)
+    result = call("table-uea", "--only", "JapaneseVowels", "--output", tmp_path)
+    assert result.exit_code == 130
+    assert "stopped; the same command goes on" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..ops import native
 
 _PATH = re.compile(r"(?<![\w.])(?:~|[A-Za-z]:)?(?:[/\\][\w.+@-]+){2,}")
 
@@ -29,6 +30,7 @@ def environment(device: torch.device, command: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device_name(device),
+        "compiled": device.type == "cuda" and native.library() is not None,
         "threads": torch.get_num_threads(),
         "command": command,
     }

@@ -34,6 +34,11 @@ def _fail(message: object, status: int) -> typer.Exit:
     return typer.Exit(status)
 
 
+def _no_plot(error: ModuleNotFoundError) -> None:
+    """Say which package a picture needs."""
+    console.print(f'[yellow]note:[/] no plot without {error.name}: pip install "primaldual\\[demo]"')
+
+
 def _escape(text: str) -> str:
     return text.replace("[", r"\[")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -18,7 +16,18 @@ from rich.table import Table
 from ..primal import Primal, mechanism
 from .data import DataDir
 from .main import _escape, _fail, app, console
-from .options import pair_option, pattern_option, scales_option, size_option
+from .options import (
+    OUTPUT,
+    Device,
+    Output,
+    Threads,
+    device_option,
+    on_threads,
+    pair_option,
+    pattern_option,
+    scales_option,
+    size_option,
+)
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -65,14 +74,10 @@ def train(
         float, typer.Option(min=0, max=0.9, help="Share of the training set that is held out to choose the epoch by.")
     ] = 0.0,
     patience: Annotated[int, typer.Option(min=0, help="With validation: epochs without progress; 0: never stop.")] = 0,
-    device: Annotated[
-        str | None, typer.Option(show_default=False, help="`cpu`, `cuda`, `cuda:1`; else a GPU where there is one.")
-    ] = None,
+    device: Device = None,
     dtype: Annotated[str, typer.Option(help="`float32`, `bfloat16` or `float64`.")] = "float32",
-    threads: Annotated[int, typer.Option(min=1, help="On a CPU; more pay on an idle machine only.")] = 1,
-    output: Annotated[Path, typer.Option(help="The folder of records, models and checkpoints.")] = Path(
-        "primaldual-runs"
-    ),
+    threads: Threads = 1,
+    output: Output = OUTPUT,
     data_dir: DataDir = None,
     resume: Annotated[bool, typer.Option(help="Go on with a run that was interrupted.")] = True,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves to OUTPUT/tensorboard.")] = False,
@@ -100,7 +105,7 @@ def train(
             "pattern": pattern_option(pattern),
         }  # fmt: skip
         primal = mechanism(mechanism_name, **{key: value for key, value in given.items() if value is not None})
-        chosen = _device(device)
+        chosen = device_option(device)
     except (ValueError, TypeError) as error:
         raise _fail(error, 2) from None
     try:
@@ -117,7 +122,7 @@ def train(
         )  # fmt: skip
         recipe.model(data, primal)
         primal.training_set.head_scales(recipe.heads)
-        with _threads(threads):
+        with on_threads(threads):
             if tune:
                 primal = _tuned(data, primal, recipe, seeds, output, trials, chosen)
             records = _trained(data, primal, recipe, seeds, output, chosen, resume, tensorboard, mechanism_name)
@@ -162,31 +167,6 @@ def _tuned(
     words = ", ".join(f"{name} {setting:g}" for name, setting in found.settings.items())
     console.print(f"best of {found.trials} trials: {words}; now on the whole training set", highlight=False)
     return found.primal
-
-
-def _device(given: str | None) -> torch.device:
-    if given is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(given)
-    except RuntimeError:
-        raise ValueError(f"--device takes cpu, cuda or cuda:N; got {given!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device takes cpu, cuda or cuda:N; got {given!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {given}: this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Threads that wait for each other cost more than they bring where others work too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(count, os.cpu_count() or 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _print(records: list[Record], title: str, output: Path) -> None:

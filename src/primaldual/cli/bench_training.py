@@ -1,0 +1,144 @@
+"""`primaldual bench training`."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .bench import (
+    SHORT,
+    Device,
+    Plot,
+    Repeats,
+    bench,
+    command_line,
+    draw,
+    finish,
+    given,
+    measuring,
+    parts,
+    pick_device,
+    show,
+)
+from .main import _escape, _fail, console
+
+if TYPE_CHECKING:
+    from ..bench.training_case import TrainingCase
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "cuda": {"seeds": 5, "dtype": "bfloat16", "impl": "auto,sdpa", "batch": None, "steps": None, "repeats": 30},
+    "cpu": {"seeds": 2, "dtype": "float32", "impl": "auto", "batch": 8, "steps": 64, "repeats": 7},
+}
+QUICK_SETS = "SpokenArabicDigits,Heartbeat"
+SETS = f"{QUICK_SETS},SelfRegulationSCP1,EthanolConcentration"
+TARGET_OPTIONS = {"output", "plot", "repeats", "device"}
+"""What may be given beside the defaults without a target ceasing to be one."""
+
+
+@bench.command(
+    epilog="**Examples**\n\n- `primaldual bench training` (on an H200 exit status 1 if a target is missed)"
+    "\n\n- `primaldual bench training --only PEMS-SF,JapaneseVowels --mechanisms softmax,bn+sh --seeds 3`"
+    "\n\n- `primaldual bench training --quick --device cpu`"
+)
+def training(
+    ctx: typer.Context,
+    only: Annotated[
+        str | None, typer.Option(metavar="SET,SET", help="Sets of known size instead of four.", show_default=False)
+    ] = None,
+    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = "softmax",
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Members: 5 on CUDA, 2 on a CPU unless given.", show_default=False)
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Series per step: the recipe's, 8 on a CPU unless given.", show_default=False),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Where series are cut: nowhere, 64 on a CPU unless given.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="`bfloat16` (on CUDA unless given) or `float32`.", show_default=False)
+    ] = None,
+    impl: Annotated[
+        str | None,
+        typer.Option(help="Executors of the attention: `auto,sdpa` on CUDA, `auto` on a CPU.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="`results/<device>/training.json` unless given.", show_default=False)
+    ] = None,
+    plot: Plot = True,
+    repeats: Repeats = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The two sets of short series, few rounds.")] = False,
+    device: Device = None,
+) -> None:
+    """Measure the training step of the paper's time-series models, per seed, with all seeds together.
+
+    Model, batch and dropout are the recipe's for each set; series are random, of the published sizes and, where the
+    archive's are, of unequal lengths. In turns with it runs what people would do instead: one model at a time in a
+    plain torch loop. On a CPU batches and series are small, so that it ends in seconds; the table says what was run.
+
+    Time is that of device events on CUDA, after a warm-up, and of the wall clock on a CPU. Peak memory (CUDA) is the
+    most that was allocated since before the models were built, the series included, divided by the seeds.
+    """
+    from ..bench import record
+    from ..bench import training_targets as targets
+    from ..bench.training import TrainingBench, run
+
+    try:
+        where = pick_device(device)
+        settings = DEFAULTS[where.type]
+        cases = _cases(
+            only or (QUICK_SETS if quick else SETS), mechanisms, impl or settings["impl"], dtype or settings["dtype"],
+            seeds or settings["seeds"], batch or settings["batch"], steps or settings["steps"],
+        )  # fmt: skip
+    except ValueError as error:
+        raise _fail(error, 2) from None
+    path = output or Path("results") / record.slug(where) / "training.json"
+    runner = TrainingBench(where, repeats or (3 if quick else settings["repeats"]), budget=0.5 if quick else 5.0)
+    about = record.environment(where, command_line(ctx))
+    with measuring(cases, lambda case: f"{case.dataset}, {case.mechanism}, {case.impl}", path) as before:
+        content = run(runner, cases, path, about, before)
+    show(targets.results_tables(content) + ([targets.targets_table(content)] if content["targets"] else []))
+    for one in content["records"]:
+        if one["error"]:
+            what = f"{one['dataset']}, {one['mechanism']}, {one['impl']}: {one['error']}"
+            console.print(f"[yellow]note:[/] {_escape(what)}", highlight=False, soft_wrap=True)
+    console.print(targets.LEGEND, style="dim", highlight=False, soft_wrap=True)
+    if plot:
+        draw("training_plot", "training_plot", content, path)
+    finish(content, path, len(cases), fails={name for name, *_ in given(ctx)} <= TARGET_OPTIONS)
+
+
+def _cases(
+    only: str, mechanisms: str, impl: str, dtype: str, seeds: int, batch: int | None, steps: int | None
+) -> list[TrainingCase]:
+    """The cases that the options ask for; a ValueError says what is wrong with them."""
+    from ..bench.training_case import TrainingCase
+    from ..data import manifest
+    from ..ops import EXECUTORS
+
+    sets, names, impls = (tuple(parts("", text, str)) for text in (only, mechanisms, impl))
+    for option, chosen, known in (
+        ("--only", sets, tuple(manifest())),
+        ("--impl", impls, ("auto", *EXECUTORS)),
+        ("--dtype", (dtype := SHORT.get(dtype, dtype),), ("bfloat16", "float32")),
+    ):
+        for wrong in (one for one in chosen if one not in known):
+            near = difflib.get_close_matches(wrong, known, n=1) if option == "--only" else []
+            what = f"got {wrong!r}; did you mean {near[0]}?" if near else f"takes {', '.join(known)}; got {wrong!r}"
+            raise ValueError(f"{option} {what}")
+    cases = [
+        TrainingCase(name, column, executor, seeds, dtype, batch, steps)
+        for column in names
+        for name in sets
+        for executor in impls
+    ]
+    if not cases:
+        raise ValueError("nothing to measure: --only, --mechanisms and --impl each need a name")
+    for case in cases:
+        case.config()  # raises where there is no such model
+    return cases
