@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from primaldual.cli import app
 from primaldual.ops import native, ragged_launch, ragged_ops, ragged_recipe
+from support.ragged import adding_up
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -226,8 +227,7 @@ def at(address: int, dtype: torch.dtype) -> torch.Tensor:
 def interpreter(library: Any, driver: Callable[[Launched], None], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The compiled part, whose launches the interpreter runs."""
     real = ragged_launch.kernels()
-    names = ("pool", "forward", "place", "delta", "backward", "unpool")
-    found = SimpleNamespace(**{name: Interpreted(getattr(real, name)) for name in names})
+    found = SimpleNamespace(**{name: Interpreted(getattr(real, name)) for name in ragged_recipe.ROLES})
     monkeypatch.setattr(ragged_launch, "kernels", lambda: found)
     monkeypatch.setattr(ragged_launch, "_ready", {})
     driver(Interpreted.launched)
@@ -277,6 +277,22 @@ def test_whole_heads_in_one_sweep(interpreter: Any, monkeypatch: pytest.MonkeyPa
     arguments = draw("dropout", 150, dtype=torch.float16)
     both(interpreter, arguments, torch.randn(arguments[0].shape).half())
     assert any(key[:2] == ("delta", True) for key in ragged_launch._ready)
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("name", ["sh", "bn+sh", "dropout"])
+def test_blocks_that_add_to_dq(name: str, interpreter: Any) -> None:
+    arguments = draw(name, 152, dtype=torch.float16)
+    up = torch.randn(arguments[0].shape).half()
+    with adding_up(32, 32, 4, 2, 0) as launched:
+        both(interpreter, arguments, up)
+        assert launched.count("settle") == 2  # noted down, and by Python
+        torch.use_deterministic_algorithms(True)
+        try:
+            both(interpreter, arguments, up)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert launched.count("settle") == 2
 
 
 @in_the_interpreter
@@ -412,19 +428,23 @@ class Hopper:
 
 
 @for_hopper
-@pytest.mark.parametrize("name", ["sh", "bn+sh", "causal", "dropout"])
+@pytest.mark.parametrize(
+    ("name", "together", "launches"),
+    [("sh", (), 4), ("sh", (64, 128, 8, 2, 0), 5), ("bn+sh", (), 6), ("bn+sh", (32, 64, 4, 2, 168), 7),
+     ("causal", (), 3), ("dropout", (), 4), ("dropout", (64, 64, 4, 2, 0), 5)],
+)  # fmt: skip
 def test_what_triton_hands_the_driver(
-    name: str, library: Any, driver: Callable[[Launched], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name: str, together: tuple[int, ...], launches: int, library: Any, driver: Callable[[Launched], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaLauncher
     from triton.runtime import driver as active
 
     hopper = Hopper(CudaLauncher, GPUTarget("cuda", 90, 32))
     active.set_active(hopper)
-    for kernel in ("pool", "forward", "place", "delta", "backward", "unpool"):  # compiled for this driver
+    for kernel in ragged_recipe.ROLES:  # compiled for this driver
         getattr(ragged_launch.kernels(), kernel).device_caches.clear()
-    monkeypatch.setattr(ragged_launch, "_ready", {})
     monkeypatch.setattr(ragged_launch, "_starts_early", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     seen: list[tuple[Any, ...]] = []
@@ -441,17 +461,20 @@ def test_what_triton_hands_the_driver(
         seen.append((function, shape, attributes, numbers, there))
 
     driver(launched)
-    q, k, v, beta, *others, seed = draw(name, 150, dim=64, dtype=torch.bfloat16)
-    up = torch.randn(2, 150, 2, 64, dtype=q.dtype).transpose(1, 2)
-    tables = [x.data_ptr() for x in ragged_launch._work(*_layout(name, q, k, v))[1:4]]
-    given = {x.data_ptr() for x in (q, k, v, up, seed) if x is not None} | set(tables)
+    length = 152 if together else 150
+    q, k, v, beta, *others, seed = draw(name, length, dim=64, dtype=torch.bfloat16)
+    up = torch.randn(2, length, 2, 64, dtype=q.dtype).transpose(1, 2)
     steps = []
-    for attend in (lambda *x: ragged_ops.attend_compiled(library, *x), ragged_ops._Tokens.apply):
-        seen.clear()
-        step(attend, (q, k, v, beta, *others, seed), up)
-        steps.append(list(seen))
+    with adding_up(*together):
+        work = ragged_launch._work(*_layout(name, q, k, v))
+        tables = work.table, work.forward, work.back.tasks
+        given = {x.data_ptr() for x in (q, k, v, up, seed, *tables) if x is not None}
+        for attend in (lambda *x: ragged_ops.attend_compiled(library, *x), ragged_ops._Tokens.apply):
+            seen.clear()
+            step(attend, (q, k, v, beta, *others, seed), up)
+            steps.append(list(seen))
     assert steps[0] == steps[1]
-    assert len(steps[0]) == {"sh": 4, "bn+sh": 6, "causal": 3, "dropout": 4}[name]
+    assert len(steps[0]) == launches
     assert all(attributes == [6] for _, _, attributes, _, _ in seen)  # programmatic stream serialization
 
 

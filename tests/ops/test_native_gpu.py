@@ -10,7 +10,7 @@ from torch import Tensor
 
 from primaldual import Primal, attention, mechanism
 from primaldual.ops import native
-from support.ragged import captured
+from support.ragged import adding_up, captured
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,6 +110,26 @@ def test_whole_heads_in_one_sweep(use: Use) -> None:
     qkv = [torch.randn(320, HEADS, 200, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     for p in (0.0, 0.1):
         assert_same(use, qkv, SH, torch.randn_like(qkv[0]), dropout_p=p)
+
+
+@pytest.mark.parametrize("name", ["sh", "bn+sh"])
+def test_blocks_that_add_to_dq(name: str, use: Use) -> None:
+    """In any order, so that the last bit may differ."""
+    for length, p in ((333, 0.0), (334, 0.1)):  # which no other test has taught the compiled part
+        qkv = tensors(length, dim=64)
+        up, results = torch.randn_like(qkv[0]), []
+        with adding_up(64, 128, 8, 2, 0) as launched:
+            for it in (True, False, True):
+                use(it)
+                results.append(step(qkv, PRIMALS[name], up, dropout_p=p))
+                assert ("CppNode" in results[-1][0].grad_fn.name()) == it
+        assert launched.count("settle") == 2  # noted down, and by Python
+        for other in results[1:]:
+            assert torch.equal(results[0][0], other[0])
+            for mine, theirs in zip(results[0], other, strict=True):
+                size = float(theirs.abs().max())
+                torch.testing.assert_close(mine, theirs, rtol=2 * torch.finfo(mine.dtype).eps, atol=1e-3 * size)
+                assert mine.stride() == theirs.stride()
 
 
 def test_gradients_that_lie_otherwise(use: Use) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
@@ -19,7 +20,7 @@ from primaldual.dual.cost import count
 from primaldual.ops import UnsupportedError, plan, ragged, ragged_launch, ragged_ops
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
-from support.ragged import check, kept, replayed
+from support.ragged import adding_up, check, kept, replayed
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -216,7 +217,7 @@ def swept(monkeypatch) -> Iterator[None]:
 
     def note(*key):
         found = work(*key)
-        parts.append(found.parts)
+        parts.append(found.back.parts)
         return found
 
     monkeypatch.setattr(ragged_launch, "_work", note)
@@ -251,12 +252,96 @@ def test_a_sweep_drops_what_the_hash_says(mask: str) -> None:
         check(UNSORTED, (70, 145, 8, 8), torch.float16, heads=4, dropout_p=0.3, mask=mask)
 
 
+SHARED = [(32, 32, 4, 2, 0), (64, 128, 8, 2, 0)]
+
+
+@pytest.fixture(params=SHARED, ids=lambda x: f"{x[0]}x{x[1]}")
+def together(request) -> Iterator[None]:
+    """Blocks of keys add their shares of dq."""
+    with adding_up(*request.param) as launched:
+        yield
+    assert "settle" in launched
+
+
+@interpreted
+@pytest.mark.usefixtures("together")
+@pytest.mark.parametrize(
+    ("primal", "shape", "others"),
+    [
+        (PRIMALS["softmax"], (37, 130, 16, 16), {"batch": 2}),
+        (PRIMALS["softmax"], (128, 256, 8, 5), {}),
+        (PRIMALS["softmax"], (129, 133, 64, 64), {}),
+        (PRIMALS["softmax"], (5, 140, 128, 24), {"heads": 1}),
+        (UNSORTED, (41, 150, 8, 8), {}),
+        (UNSORTED, (33, 150, 5, 16), {"mask": "bias"}),
+        (PRIMALS["softmax"], (20, 270, 8, 8), {"mask": "padding", "batch": 2}),
+        (PRIMALS["bn-learned"], (65, 140, 16, 8), {"mask": "padding"}),
+    ],
+    ids=["softmax", "whole blocks", "64", "128", "bn+sh", "bn+sh bias", "padding", "bn padding"],
+)
+def test_blocks_of_keys_that_add_to_dq(primal: Primal, shape: tuple, others: dict) -> None:
+    check(primal, shape, torch.float16, **({"heads": 4} | others))
+
+
+@interpreted
+@pytest.mark.usefixtures("together")
+@pytest.mark.parametrize("mask", ["none", "bias"])
+def test_blocks_that_add_to_dq_drop_what_the_hash_says(mask: str) -> None:
+    with replayed(UNSORTED, 4, 11):
+        check(UNSORTED, (70, 145, 8, 8), torch.float16, heads=4, dropout_p=0.3, mask=mask)
+
+
+@interpreted
+@pytest.mark.usefixtures("together")
+def test_blocks_that_add_to_dq_take_any_strides() -> None:
+    made = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors((70, 140, 16, 16), dtype=torch.float16)]
+    results = []
+    for qkv in (made, [x.contiguous() for x in made]):
+        out = attention(*(x.requires_grad_() for x in qkv), UNSORTED, impl="ragged")
+        results.append((out, *torch.autograd.grad(out, qkv, torch.ones((), dtype=out.dtype).expand_as(out))))
+    for mine, other in zip(*results, strict=True):
+        assert torch.equal(mine, other)
+    assert results[0][1].stride() == made[0].stride()
+
+
+@interpreted
+def test_where_blocks_add_to_dq(monkeypatch) -> None:
+    """Not where one block is all, or a sweep is better, or the order of sums must be the same."""
+    tiles = ragged_launch.tiles
+    monkeypatch.setattr(ragged_launch, "tiles", lambda *of: tiles(*of)._replace(together=(64, 128, 8, 2, 0)))
+
+    def parts(points: int, dim: int, dtype=torch.bfloat16, causal: bool = False, batch: int = 3) -> tuple[int, int]:
+        layout = ragged_launch.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
+        work = ragged_launch._work.__wrapped__(layout, batch, 200, dim, dtype, causal, torch.device("cpu"))
+        return work.back.parts, work.exact.parts
+
+    assert parts(200, 64) == parts(200, 16) == (16, 3)
+    assert parts(64, 64) == parts(128, 16) == (4, 4)
+    assert parts(200, 16, batch=1000) == (8, 8)
+    assert parts(200, 64, dtype=torch.float32) == parts(200, 64, causal=True) == (3, 3)
+
+
+@interpreted
+def test_sums_have_one_order_where_torch_is_told_so() -> None:
+    qkv = [x.requires_grad_() for x in tensors((20, 140, 16, 16), heads=2, dtype=torch.float16)]
+    with adding_up(*SHARED[0]) as launched:
+        out = attention(*qkv, TWO, impl="ragged").sum()
+        torch.use_deterministic_algorithms(True)
+        try:
+            torch.autograd.grad(out, qkv, retain_graph=True)
+            assert "settle" not in launched
+        finally:
+            torch.use_deterministic_algorithms(False)
+        torch.autograd.grad(out, qkv)
+        assert "settle" in launched
+
+
 @interpreted
 def test_many_long_heads_are_swept() -> None:
     def parts(batch: int, points: int, dim: int, is_causal: bool = False) -> int:
         layout = ragged_launch.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
         device = torch.device("cpu")
-        return ragged_launch._work(layout, batch, 200, dim, torch.bfloat16, is_causal, device).parts
+        return ragged_launch._work(layout, batch, 200, dim, torch.bfloat16, is_causal, device).back.parts
 
     assert parts(1000, 200, 16) == parts(800, 2000, 8) == 8
     assert parts(1000, 100, 16) == 4
@@ -488,15 +573,17 @@ def test_large_scores_of_recentred_queries_have_right_gradients(name, length) ->
 
 
 @interpreted
-@pytest.mark.parametrize(("length", "dtype"), [(40, torch.float32), (140, torch.float16)], ids=["blocks", "swept"])
+@pytest.mark.parametrize("way", ["blocks", "swept", "together"])
 @pytest.mark.parametrize("name", ["softmax", "sh"])
-def test_scores_that_no_log_sum_exp_can_hold_have_bounded_gradients(name, length, dtype, request) -> None:
+def test_scores_that_no_log_sum_exp_can_hold_have_bounded_gradients(name, way, request) -> None:
     """Weights are at most 1, and so a value gets no more than the sum of the gradients; at 10⁸ rounding says else."""
-    if length == 140:
+    length, dtype = (40, torch.float32) if way == "blocks" else (140, torch.float16)
+    if way == "swept":
         request.getfixturevalue("swept")
     primal = mechanism("softmax") if name == "softmax" else mechanism("sh", scales=(1, 2))
     inputs = [factor * torch.randn(1, 2, length, 8) for factor in (1e4, 1e4, 1.0)]
     leaves, up = [x.to(dtype).requires_grad_() for x in inputs], torch.randn(1, 2, length, 8).to(dtype)
-    dq, dk, dv = torch.autograd.grad(attention(*leaves, primal, impl="ragged"), leaves, up)
+    with adding_up(*SHARED[0]) if way == "together" else nullcontext():
+        dq, dk, dv = torch.autograd.grad(attention(*leaves, primal, impl="ragged"), leaves, up)
     assert dv.abs().max() <= up.abs().sum(2).max() * 1.01
     assert dq.isfinite().all() and dk.isfinite().all()

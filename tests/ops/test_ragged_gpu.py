@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primaldual import Primal, attention, mechanism
-from support.ragged import captured, check, replayed
+from support.ragged import adding_up, captured, check, replayed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -180,3 +180,104 @@ def test_scaled_heads_drop_what_the_hash_says(dim: int) -> None:
     with replayed(primal, HEADS, 5):
         for length in (300, 1152):
             check(primal, (length, length, dim, dim), torch.bfloat16, dropout_p=0.1, batch=2, **CUDA)
+
+
+def together(dim: int) -> tuple[int, ...]:
+    return (64, 64, 4, 2, 0) if dim == 128 else (64, 128, 8, 2, 0)
+
+
+def settles(length: int, dim: int) -> bool:
+    """Whether some head has more than one block of keys."""
+    return length > (128 if dim <= 32 else 64)
+
+
+@pytest.mark.parametrize("length", [65, 127, 128, 129, 1000, 4097])
+@pytest.mark.parametrize("dim", [8, 16, 32, 64, 128])
+def test_blocks_of_keys_that_add_to_dq(dim: int, length: int) -> None:
+    cases = [(SOFTMAX, torch.bfloat16), (UNSORTED, torch.bfloat16)]
+    cases += [(UNSORTED, torch.float16)] if length in (129, 4097) else []
+    for primal, dtype in cases:
+        with adding_up(*together(dim)) as launched:
+            check(primal, (length, length, dim, dim), dtype, **CUDA)
+        assert ("settle" in launched) == settles(length, dim)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(64, 64, 4, 3, 0), (32, 64, 4, 3, 168), (32, 128, 4, 2, 0), (64, 128, 8, 3, 0), (128, 128, 8, 2, 0),
+     (32, 128, 8, 3, 128), (32, 256, 8, 2, 0), (16, 64, 4, 2, 0)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("dim", [16, 64])
+def test_shapes_of_blocks_that_add_to_dq(dim: int, shape: tuple[int, ...]) -> None:
+    for length in (300, 1024):
+        with adding_up(*shape) as launched:
+            check(UNSORTED, (length, length, dim, dim), torch.bfloat16, batch=2, **CUDA)
+        assert "settle" in launched
+
+
+@pytest.mark.parametrize("dim", [8, 64])
+def test_masks_and_dropout_where_blocks_add_to_dq(dim: int) -> None:
+    for primal in (SOFTMAX, UNSORTED):
+        for mask in ("none", "padding", "bias"):
+            with adding_up(*together(dim)) as launched, replayed(primal, HEADS, 77):
+                for shape in ((127, 1000, dim, dim), (1000, 300, dim, 16)):
+                    check(primal, shape, torch.bfloat16, mask=mask, batch=2, dropout_p=0.1, **CUDA)
+            assert "settle" in launched
+
+
+@pytest.mark.parametrize("dim", [16, 64])
+@pytest.mark.parametrize("primal", [SOFTMAX, UNSORTED], ids=["softmax", "bn+sh"])
+def test_captured_blocks_that_add_to_dq(primal: Primal, dim: int) -> None:
+    """Every replay starts its sums from zero. They have no order, so the last bit of dq may differ."""
+    qkv = tensors(300, dim)
+    up = torch.randn_like(qkv[0])
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = attention(*qkv, primal, impl="ragged")
+        return out, *torch.autograd.grad(out, qkv, up)
+
+    with adding_up(*together(dim)) as launched:
+        graph, results = captured(step)
+        with torch.no_grad():
+            for x in qkv:
+                x.copy_(torch.randn_like(x))
+        expected = step()
+        for _ in range(5):
+            graph.replay()
+            assert torch.equal(results[0], expected[0])
+            for mine, other in zip(results, expected, strict=True):
+                assert_bits_but_the_last(mine, other)
+    assert "settle" in launched
+
+
+def assert_bits_but_the_last(mine: torch.Tensor, other: torch.Tensor) -> None:
+    size = float(other.abs().max())
+    torch.testing.assert_close(mine, other, rtol=2 * torch.finfo(mine.dtype).eps, atol=1e-3 * size)
+
+
+def test_sums_have_one_order_where_torch_is_told_so() -> None:
+    qkv = tensors(1000, 64)
+    up = torch.randn_like(qkv[0])
+    torch.use_deterministic_algorithms(True)
+    try:
+        with adding_up(*together(64)) as launched:
+            results = [torch.autograd.grad(attention(*qkv, SOFTMAX, impl="ragged"), qkv, up) for _ in range(2)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "settle" not in launched
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_strided_queries_where_blocks_add_to_dq() -> None:
+    packed = torch.randn(2, 300, 3, HEADS, 64, device="cuda", dtype=torch.bfloat16)
+    views = [x.detach().requires_grad_() for x in packed.permute(2, 0, 3, 1, 4)]
+    copies = [x.detach().contiguous().requires_grad_() for x in views]
+    results = []
+    with adding_up(*together(64)) as launched:
+        for qkv in (views, copies):
+            out = attention(*qkv, mechanism("sh", scales=(4, 1, 2, 1)), impl="ragged")
+            results.append((out, *torch.autograd.grad(out.sum(), qkv)))  # an expanded gradient
+    assert "settle" in launched
+    for mine, other in zip(*results, strict=True):
+        assert_bits_but_the_last(mine, other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from primaldual import Primal, attention
 from primaldual.dual import GroupHeadsByScale
-from primaldual.ops import ragged, reference
+from primaldual.ops import ragged, ragged_launch, reference
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 
@@ -162,6 +162,25 @@ def replayed(primal: Primal, heads: int, seed: int, is_causal: bool = False) -> 
         patch.setattr(reference, "_attend", attend_at_scale)
         yield
     assert scale, "the reference did not run"
+
+
+@contextmanager
+def adding_up(*together: int) -> Iterator[list[str]]:
+    """Inside, blocks of keys add their shares of dq, in blocks of this shape; gives the names of what is launched."""
+    tiles, launch, names = ragged_launch.tiles, ragged_launch._launch, []
+
+    def note(key: tuple[object, ...], *others: Any) -> None:
+        names.append(str(key[0]))
+        launch(key, *others)
+
+    ragged_launch._work.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged_launch, "tiles", lambda *of: tiles(*of)._replace(together=together))
+        patch.setattr(ragged_launch, "_FILL", float("inf"))
+        patch.setattr(ragged_launch, "_ready", {})
+        patch.setattr(ragged_launch, "_launch", note)
+        yield names
+    ragged_launch._work.cache_clear()
 
 
 def captured(step: Callable[[], T], warmups: int = 3) -> tuple[torch.cuda.CUDAGraph, T]:

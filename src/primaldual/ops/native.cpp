@@ -38,8 +38,9 @@ enum Slot { Q, K, V, SEED, OUT, LSE, KEYS, VALUES, SUMS, SHIFT, GRAD, DQ, DK, DV
             DVALUES, DMEAN };
 static_assert(SLOTS.size() == DMEAN + 1);
 
-constexpr std::array KERNELS = {"pool", "forward", "place", "delta", "backward", "unpool"};
-enum Kernel { POOL, FORWARD, PLACE, DELTA_OF, BACKWARD, UNPOOL };
+constexpr std::array KERNELS = {"pool", "forward", "place", "delta", "backward", "settle", "unpool"};
+enum Kernel { POOL, FORWARD, PLACE, DELTA_OF, BACKWARD, SETTLE, UNPOOL };
+static_assert(KERNELS.size() == UNPOOL + 1);
 
 struct Launch {
   uint64_t function;
@@ -259,6 +260,7 @@ Gradients backward(const Recipe& recipe, const Tensor& grad, const Tensor& q, co
   pass.launch(PLACE);
   pass.launch(DELTA_OF);
   pass.launch(BACKWARD);
+  pass.launch(SETTLE);
   if (!beta.defined()) return found;
   auto dshift = found.q.sum({2}, false, at::kFloat).neg_();
   if (recipe.pooled) {
@@ -348,7 +350,8 @@ Key key_of(const Tensor& q, const Tensor& k, const Tensor& v, const std::optiona
   const bool rounded = q.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
   const bool back = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad() ||
                                                    (beta.has_value() && beta->requires_grad()));
-  key.push_back(beta.has_value() | causal << 1 | rounded << 2 | back << 3);
+  const bool exact = at::globalContext().deterministicAlgorithms();
+  key.push_back(beta.has_value() | causal << 1 | rounded << 2 | back << 3 | exact << 4);
   int64_t bits = 0;
   std::memcpy(&bits, &dropout, sizeof bits);
   key.push_back(bits);

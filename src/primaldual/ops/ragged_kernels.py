@@ -286,14 +286,15 @@ def forward(
 
 @triton.jit
 def delta(
-    out_ptr, grad_ptr, delta_ptr, lse_ptr, seed_ptr, out_batch, out_head, out_row, grad_batch, grad_head, grad_row, H,
-    L, width, keep,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr, DROPOUT: tl.constexpr, SWEEP: tl.constexpr,
-    EIGHTS: tl.constexpr, PDL: tl.constexpr,
+    out_ptr, grad_ptr, delta_ptr, lse_ptr, seed_ptr, sum_ptr, out_batch, out_head, out_row, grad_batch, grad_head,
+    grad_row, H, L, width, keep,
+    BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr, DROPOUT: tl.constexpr,
+    SWEEP: tl.constexpr, EIGHTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """delta_i = out_i · grad_i = Σ_j p_ij (grad_i · v_j).
 
     For a sweep all that it needs of a query, [B, H, 3, width]: log-sum-exp in units of log 2, keep · delta, its hash.
+    Sums of dq, where they are given, [B, H, width, BLOCK_D], become zero.
     """
     _begin(PDL)
     batch = (tl.program_id(1) // H).to(tl.int64)
@@ -307,6 +308,9 @@ def delta(
     out = _load(out_base + rows[:, None] * out_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
     grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
     total = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    if sum_ptr is not None:
+        place = (tl.program_id(1).to(tl.int64) * width + tl.program_id(0) * BM) * BLOCK_D
+        tl.store(sum_ptr + place + tl.arange(0, BM * BLOCK_D), tl.zeros((BM * BLOCK_D,), tl.float32))
     if SWEEP:
         at = delta_ptr + (batch * H + head) * 3 * width + rows
         tl.store(at, _load_lse(lse_ptr + (batch * H + head) * L, rows, L))
@@ -339,6 +343,87 @@ def _store_points(
 
 
 @triton.jit
+def _flat(tile, R: tl.constexpr, C: tl.constexpr):
+    """A product in the order in which threads hold it, so that it leaves from their registers as it is.
+
+    Of every 16 × 8 numbers a thread holds two side by side, and the two 8 rows below; then come its neighbours'. In
+    another order it would only take longer.
+    """
+    tile = tl.permute(tl.reshape(tile, (R // 16, 2, 8, 2, C // 16, 4, 2)), (4, 3, 0, 2, 5, 1, 6))
+    return tl.reshape(tile, (R * C,))
+
+
+@triton.jit
+def _unflat(numbers, R: tl.constexpr, C: tl.constexpr):
+    numbers = tl.permute(tl.reshape(numbers, (C // 16, 2, R // 16, 8, 4, 2, 2)), (2, 5, 3, 1, 0, 4, 6))
+    return tl.reshape(numbers, (R, C))
+
+
+@triton.jit
+def _backward_block(
+    first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+    dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale, threshold, keep,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+    ALONE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of the points from `first` on, over all queries, every score once; their share of dq goes to `sum_ptr`.
+
+    A program that has the head to itself (ALONE) writes the first share there and adds the others. Else all add to
+    zeros, in any order, without the factor `back`: `settle` has it.
+    """
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    back = scale / (_LOG2E * keep)  # from keep · ds to gradients
+    columns = first + tl.arange(0, BN)
+    k = _load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
+    v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
+    bias = tl.zeros((BN,), tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * _LOG2E
+    column_bits = columns
+    if DROPOUT:
+        column_bits = _column_bits(seed, columns)
+    dk = tl.zeros((BN, BLOCK_D), tl.float32)
+    dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
+    for start in tl.range(0, L, BM):
+        rows = start + tl.arange(0, BM)
+        q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
+        grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
+        lse = tl.load(rows_ptr + rows)
+        delta_row = tl.load(rows_ptr + width + rows)
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        if HAS_BIAS:
+            p = _weight(s * scale + (bias[:, None] - lse[None, :]))
+        else:
+            p = _weight(s * scale - lse[None, :])
+        dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
+        dropped = p
+        if DROPOUT:
+            row_bits = tl.load(rows_ptr + 2 * width + rows).to(tl.uint32, bitcast=True)
+            dropped = _drop(p, row_bits[None, :], column_bits[:, None], threshold)
+        dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
+        ds = _score_gradient(p, dropped, dp, delta_row[None, :], DROPOUT)
+        ds = ds.to(q.dtype)
+        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
+        if ALONE:
+            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
+            at = sum_ptr + rows[:, None] * D + d[None, :]
+            here = (rows[:, None] < L) & (d[None, :] < D)
+            tl.store(at, dq + tl.load(at, mask=here & (first > 0), other=0.0), mask=here)
+        else:
+            if BM < 64 and BLOCK_D >= 64:  # Hopper's products have 64 rows
+                dq = _flat(tl.dot(tl.trans(k), ds, input_precision=PRECISION), BLOCK_D, BM)
+            else:
+                dq = _flat(tl.dot(tl.trans(ds), k, input_precision=PRECISION), BM, BLOCK_D)
+            tl.atomic_add(sum_ptr + start * BLOCK_D + tl.arange(0, BM * BLOCK_D), dq, sem="relaxed")
+    _store_points(
+        dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
+        BLOCK_DV,
+    )  # fmt: skip
+
+
+@triton.jit
 def _backward_head(
     q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
     dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, L, count, seed, scale,
@@ -349,47 +434,11 @@ def _backward_head(
 ):  # fmt: skip
     """All gradients of a head in one sweep, every score once; `sum_ptr` holds dq in float32 from block to block."""
     d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    back = scale / (_LOG2E * keep)  # from keep · ds to gradients
     for first in tl.range(0, count, BN, num_stages=1):
-        columns = first + tl.arange(0, BN)
-        k = _load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
-        v = _load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
-        bias = tl.zeros((BN,), tl.float32)
-        if HAS_BIAS:
-            bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * _LOG2E
-        column_bits = columns
-        if DROPOUT:
-            column_bits = _column_bits(seed, columns)
-        dk = tl.zeros((BN, BLOCK_D), tl.float32)
-        dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
-        for start in tl.range(0, L, BM):
-            rows = start + tl.arange(0, BM)
-            q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
-            grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
-            lse = tl.load(rows_ptr + rows)
-            delta_row = tl.load(rows_ptr + width + rows)
-            s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-            if HAS_BIAS:
-                p = _weight(s * scale + (bias[:, None] - lse[None, :]))
-            else:
-                p = _weight(s * scale - lse[None, :])
-            dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
-            dropped = p
-            if DROPOUT:
-                row_bits = tl.load(rows_ptr + 2 * width + rows).to(tl.uint32, bitcast=True)
-                dropped = _drop(p, row_bits[None, :], column_bits[:, None], threshold)
-            dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
-            ds = _score_gradient(p, dropped, dp, delta_row[None, :], DROPOUT)
-            ds = ds.to(q.dtype)
-            dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
-            at = sum_ptr + rows[:, None] * D + d[None, :]
-            here = (rows[:, None] < L) & (d[None, :] < D)
-            tl.store(at, dq + tl.load(at, mask=here & (first > 0), other=0.0), mask=here)
-        _store_points(
-            dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
-            BLOCK_DV,
+        _backward_block(
+            first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, dk_ptr,
+            dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale, threshold, keep, D, DV,
+            BLOCK_D, BLOCK_DV, BM, BN, EVEN, HAS_BIAS, DROPOUT, True, PRECISION,
         )  # fmt: skip
         tl.debug_barrier()  # the sums may be read by other threads than wrote them
     for start in tl.range(0, L, BM):
@@ -506,8 +555,8 @@ def backward(
     DROPOUT: tl.constexpr, EXPAND: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
     EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of points (kind 0; with all of dq, kind 2) and blocks of queries (kind 1), or whole heads (kind 3, never
-    with others); PARTS adds up 2^kind of those that this launch has.
+    """Blocks of points (kind 0; with all of dq, kind 2) and blocks of queries (kind 1), or whole heads (kind 3) or
+    blocks of points that add to dq (kind 4), never with others; PARTS adds up 2^kind of those that this launch has.
 
     With EXPAND the gradients of points go to the tokens that were averaged; else where the table says.
     """
@@ -537,13 +586,16 @@ def backward(
     if PARTS == 8:
         delta_base += batch_head * 3 * width
         sum_ptr += batch_head * L * D
+    elif PARTS == 16:
+        delta_base += batch_head * 3 * width
+        sum_ptr += batch_head * width * BLOCK_D
     elif PARTS != 4:
         delta_base += batch_head * L
     if HAS_BIAS:
         bias_ptr += batch_head * bias_width
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    if PARTS != 2 and (PARTS < 2 or PARTS == 4 or PARTS == 8 or kind != 1):
+    if PARTS != 2 and (PARTS < 2 or PARTS == 4 or PARTS >= 8 or kind != 1):
         if EXPAND:
             dk_base = dk_ptr + batch * dk_batch + head * dk_head
             dv_base = dv_ptr + batch * dv_batch + head * dv_head
@@ -565,6 +617,12 @@ def backward(
                 L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
                 HAS_BIAS, DROPOUT, PRECISION,
             )  # fmt: skip
+        elif PARTS == 16:
+            _backward_block(
+                block * BN_K, q_base, grad_base, delta_base, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride,
+                bias_ptr, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, L, count, seed,
+                scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN, HAS_BIAS, DROPOUT, False, PRECISION,
+            )  # fmt: skip
         elif PARTS == 4 or (PARTS > 4 and kind == 2):
             _backward_keys(
                 q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
@@ -579,7 +637,7 @@ def backward(
                 block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
                 CAUSAL, HAS_BIAS, DROPOUT, False, PRECISION,
             )  # fmt: skip
-    elif PARTS != 1 and PARTS != 4 and PARTS != 5 and PARTS != 8:
+    elif PARTS != 1 and PARTS != 4 and PARTS != 5 and PARTS < 8:
         rows = block * BM_Q + tl.arange(0, BM_Q)
         q = _load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, True)
         grad = _load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
@@ -619,6 +677,28 @@ def backward(
             _store(down_v_ptr + own[:, None] * DV + dv[None, :], down_v, rows, L, dv, DV)
         dq *= back
         _store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
+
+
+@triton.jit
+def settle(
+    sum_ptr, dq_ptr, dq_batch, dq_head, dq_row, H, L, width, factor,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, EIGHTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """dq of one block of queries, from the sum of what the blocks of points have added."""
+    _begin(PDL)
+    batch = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    first = tl.program_id(0) * BM
+    rows = first + tl.arange(0, BM)
+    d = tl.arange(0, BLOCK_D)
+    dq_batch, dq_head, dq_row = _strides(dq_batch, dq_head, dq_row, EIGHTS)
+    sum_ptr += (batch * H + head) * width * BLOCK_D + first * BLOCK_D
+    dq = tl.load(sum_ptr + tl.arange(0, BM * BLOCK_D)) * factor
+    if BM < 64 and BLOCK_D >= 64:
+        dq = tl.trans(_unflat(dq, BLOCK_D, BM))
+    else:
+        dq = _unflat(dq, BM, BLOCK_D)
+    _store(dq_ptr + batch * dq_batch + head * dq_head + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
@@ -24,6 +24,7 @@ class Tiles(NamedTuple):
     """Rows and columns of a block, warps and pipeline stages: forward; backward over keys and over queries.
 
     Where `registers` is set the backward pass can go over whole heads in one sweep, with at most so many to a thread.
+    Where `together` is set (rows, columns, warps, stages, registers) its blocks of keys can add their shares of dq.
     """
 
     rows: int
@@ -37,6 +38,7 @@ class Tiles(NamedTuple):
     back_warps: int
     back_stages: int
     registers: int = 0
+    together: tuple[int, ...] = ()
 
 
 class Layout(NamedTuple):
@@ -92,14 +94,22 @@ def _power(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+class _Back(NamedTuple):
+    """How a backward pass is worked through: tile shapes, the order of work on the device, and its kinds of work."""
+
+    tile: Tiles
+    tasks: Tensor
+    parts: int  # the sum of 2^kind
+
+
 class _Work(NamedTuple):
     """How one layout is worked through: tile shapes, and the table of heads and the order of work on the device."""
 
     tile: Tiles
     table: Tensor
     forward: Tensor
-    backward: Tensor
-    parts: int  # which kinds of work the backward pass has: the sum of 2^kind
+    back: _Back
+    exact: _Back  # the same where everything must be added in the same order every time
     aligned: bool  # every offset and stride is a multiple of 8 elements: rows can be read 16 bytes at a time
 
 
@@ -118,25 +128,61 @@ def _work(
     layout: tuple[int, ...], batch: int, queries: int, widest: int, dtype: torch.dtype, causal: bool,
     device: torch.device,
 ) -> _Work:  # fmt: skip
-    """Longest pieces first. A head whose points fit in one block gets its dq from there (kind 2).
-
-    Where there are many heads and some are longer, one piece is a whole head (kind 3).
-    """
+    """Longest pieces first."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("attention of this shape must run once, on a side stream, before it is captured in a graph")
     tile = tiles(widest, dtype, queries)
     rows = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
+    blocks = -(-queries // tile.rows)
+    order = [(0, row, b, m) for row in range(len(rows)) for b in range(batch) for m in range(blocks)]
+
+    def put(data: Sequence[tuple[int, ...]], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(data, dtype=dtype).reshape(len(data), -1).to(device)
+
+    def back(together: bool) -> _Back:
+        tile_, tasks = _order(rows, batch, queries, tile, causal, together)
+        return _Back(tile_, put(tasks, torch.int32), sum({2 ** task[0] for task in tasks}))
+
+    best = back(dtype != torch.float32)
+    exact = back(False) if best.parts == 16 else best
+    worked.add((layout, batch, queries, widest, dtype, causal, device))
+    return _Work(
+        tile,
+        put(rows, torch.int64),
+        put(order, torch.int32),
+        best,
+        exact,
+        all(number % 8 == 0 for i, number in enumerate(layout) if i % 9 >= 3),
+    )
+
+
+def _order(
+    rows: Sequence[Layout], batch: int, queries: int, tile: Tiles, causal: bool, together: bool
+) -> tuple[Tiles, list[tuple[int, int, int, int]]]:
+    """Of a backward pass. A head whose points fit in one block gets its dq from there (kind 2).
+
+    Where some are longer one piece is a whole head (kind 3) if there are many, or a block of points that adds to dq
+    (kind 4) if that may be added in any order, `together`.
+    """
     points = [head.points for head in rows]
-    sweep = tile.registers > 0 and not causal and min(points) > 0 and max(points) > tile.key_columns
-    sweep = sweep and batch * sum(points) >= _FILL * max(points)
+    longer = not causal and min(points) > 0 and max(points) > tile.key_columns
+    sweep = longer and tile.registers > 0 and batch * sum(points) >= _FILL * max(points)
+    together = longer and together and not sweep and len(tile.together) > 0
     if sweep:
         tile = tile._replace(key_rows=min(_SWEEP[0], tile.key_rows), back_stages=_SWEEP[1])
+    elif together:
+        most, columns, warps, stages, registers = tile.together
+        tile = tile._replace(
+            key_rows=min(most, max(16, _power(queries))), key_columns=columns, back_warps=warps, back_stages=stages,
+            registers=registers,
+        )  # fmt: skip
     elif causal or max(points) > tile.key_columns:
         tile = tile._replace(registers=0)
-    blocks, back_blocks = -(-queries // tile.rows), -(-queries // tile.query_rows)
-    order = [(0, row, b, m) for row in range(len(rows)) for b in range(batch) for m in range(blocks)]
+    back_blocks = -(-queries // tile.query_rows)
     back: list[tuple[int, tuple[int, int, int, int]]] = []
     whole = [not causal and head.points <= tile.key_columns for head in rows]
     for row, head in enumerate(rows):
-        kind, cost = (2, 5) if whole[row] else (0, 4)
+        kind, cost = (4, 5) if together else (2, 5) if whole[row] else (0, 4)
         for b in range(batch):
             key_blocks = max(1, -(-head.points // tile.key_columns))
             if sweep:
@@ -144,25 +190,11 @@ def _work(
                 continue
             back += [(cost * tile.key_columns * queries, (kind, row, b, n)) for n in range(key_blocks)]
     for row, head in enumerate(rows):
-        if not (whole[row] or sweep):
+        if not (whole[row] or sweep or together):
             cost = 3 * tile.query_rows * head.points
             back += [(cost, (1, row, b, m)) for b in range(batch) for m in range(back_blocks)]
     back.sort(key=lambda item: -item[0])
-
-    def put(data: list[tuple[int, ...]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(data, dtype=dtype).reshape(len(data), -1).to(device)
-
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("attention of this shape must run once, on a side stream, before it is captured in a graph")
-    worked.add((layout, batch, queries, widest, dtype, causal, device))
-    return _Work(
-        tile,
-        put([tuple(row) for row in rows], torch.int64),
-        put(list(order), torch.int32),
-        put([task for _, task in back], torch.int32),
-        sum({2 ** task[0] for _, task in back}),
-        all(number % 8 == 0 for i, number in enumerate(layout) if i % 9 >= 3),
-    )
+    return tile, [task for _, task in back]
 
 
 class Ready(NamedTuple):
@@ -353,49 +385,61 @@ def backward(
     if q.numel() == 0:
         return _Gradients(dq, dk.zero_(), dv.zero_(), None, own_k, own_v)
     work = _work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
-    tile, block_dv = work.tile, max(16, _power(value_dim))
+    tile, tasks, parts = work.exact if torch.are_deterministic_algorithms_enabled() else work.back
+    block_d, block_dv = max(16, _power(D)), max(16, _power(value_dim))
     if call.shift is not None:  # rounded as in the forward pass, or else large scores do not find their log-sum-exp
         shifted = output(q, D)
         place(q, shifted, add=-call.shift)
         q = shifted
-    sweep, width = work.parts == 8, -(-L // 128) * 128
-    if work.parts != 4:
-        delta = lse.new_empty(B, H, 3, width) if sweep else torch.empty_like(lse)
+    sweep, together, width = parts == 8, parts == 16, -(-L // 128) * 128
+    if sweep or together:
+        sums = q.new_empty((B, H, L, D) if sweep else (B, H, width, block_d), dtype=torch.float32)
+    if parts != 4:
+        once = sweep or together
+        delta = lse.new_empty(B, H, 3, width) if once else torch.empty_like(lse)
+        zeros = sums if together else None
         _launch(
-            ("delta", sweep, call.dropout_p, q.device, *_kind(out, grad)),
-            (out, grad, delta, lse, call.seed),
+            ("delta", once, call.dropout_p, q.device, *_kind(out, grad, zeros)),
+            (out, grad, delta, lse, call.seed, zeros),
             lambda: (
-                kernels().delta, ((width if sweep else -(-L // 64) * 64) // 64, B * H, 1),
-                (*_three(out), *_three(grad), H, L, width, 1.0 - call.dropout_p, value_dim, block_dv, 64,
-                 call.dropout_p > 0.0, sweep, _eights(out, grad)), _options(4, 1),
+                kernels().delta, ((width if once else -(-L // 64) * 64) // 64, B * H, 1),
+                (*_three(out), *_three(grad), H, L, width, 1.0 - call.dropout_p, block_d, value_dim, block_dv, 64,
+                 call.dropout_p > 0.0, once, _eights(out, grad)), _options(4, 1),
             ),
         )  # fmt: skip
-    if sweep:
-        sums = torch.empty(B, H, L, D, device=q.device, dtype=torch.float32)
 
     def prepare() -> Any:
         expand = tokens > 0
         numbers = (
             *_three(q), *_three(grad), *_three(dq), *((*_three(dk), *_three(dv)) if expand else (0,) * 6),
             0 if call.bias is None else call.bias.shape[2], H, L, width, tokens,
-            _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), block_dv,
+            _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, block_d, block_dv,
             tile.key_rows, tile.key_columns, tile.query_rows, tile.query_columns, call.causal, *call.has[2:], expand,
-            work.parts, L % tile.key_rows == 0, work.aligned,
+            parts, L % tile.key_rows == 0, work.aligned,
             _eights(q, grad, dq, *((dk, dv) if expand else ())), _precision(q),
         )  # fmt: skip
-        grid = (work.backward.shape[0], 1, 1)
         options = _options(tile.back_warps, tile.back_stages, tile.registers)
-        return kernels().backward, grid, (work.table, work.backward, *numbers), options
+        return kernels().backward, (tasks.shape[0], 1, 1), (work.table, tasks, *numbers), options
 
     _launch(
         (
-            "backward", call.layout, call.dropout_p, call.causal, tokens, _precision(q), q.device,
+            "backward", parts, call.layout, call.dropout_p, call.causal, tokens, _precision(q), q.device,
             *_kind(q, grad, keys, values, call.bias, call.own_k, dk, dv),
         ),
         (q, keys, values, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, sums, call.seed, dq, dk,
          dv, own_k, own_v),
         prepare,
     )  # fmt: skip
+    if together:
+        _launch(
+            ("settle", tile.key_rows, call.dropout_p, q.device, *_kind(sums, dq)),
+            (sums, dq),
+            lambda: (
+                kernels().settle, (-(-L // tile.key_rows), H, B),
+                (*_three(dq), H, L, width, 1 / (math.sqrt(D) * (1.0 - call.dropout_p)), D, block_d, tile.key_rows,
+                 _eights(dq)), _options(4, 1),
+            ),
+        )  # fmt: skip
     dshift = -dq.sum(2, dtype=torch.float32) if call.shift is not None and want_shift else None
     return _Gradients(dq, dk, dv, dshift, own_k, own_v)
 

@@ -23,8 +23,9 @@ ROLES = {
     "pool": "k v keys values sums",
     "forward": "q keys values shift - - - - out lse seed",
     "place": "q shifted add",
-    "delta": "out grad delta lse seed",
+    "delta": "out grad delta lse seed scratch",
     "backward": "q keys values - - - - grad lse delta scratch seed dq dk dv - -",
+    "settle": "scratch dq",
     "unpool": "dkeys dvalues dmean dk dv",
 }
 """What the tensors of a launch are."""
