@@ -1,5 +1,7 @@
 """Settings that every test shares."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -21,3 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seeded() -> None:
     """Every test starts from the same random state."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def full_precision() -> Iterator[None]:
+    """Of float32 products on a GPU, in the reference too."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before

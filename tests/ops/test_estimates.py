@@ -86,6 +86,8 @@ def test_cudnn_is_slower_where_it_is_not_to_be_trusted() -> None:
     ]  # fmt: skip
     odd, even = (estimate("sdpa", shape).seconds for shape in shapes)
     assert off(odd, 2226) < CAPTURED and off(even, 1381) < CAPTURED and odd > even
+    odd, even = (estimate("sdpa", shape._replace(dtype=torch.float32)).seconds for shape in shapes)
+    assert odd < even  # cuDNN takes 16 bits alone
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from primaldual.primal import EluPlusOne, RandomFeatures, RmsNorm
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("full_precision"),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
@@ -39,15 +40,6 @@ DTYPES += [(torch.float16, n) for n in (128, 129, 4097)]
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch) -> None:
     monkeypatch.setattr(linear, "CAUSAL_KERNEL_ON_CUDA", True)
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    """Of float32 products, in the reference too."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @pytest.fixture

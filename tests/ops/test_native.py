@@ -86,12 +86,13 @@ def test_without_a_build_nothing_is_used(tmp_path: Path, monkeypatch: pytest.Mon
     native.library.cache_clear()
 
 
-def test_a_damaged_build_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_build_is_not_used_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setenv("PRIMALDUAL_CACHE", str(tmp_path))
     native.place().parent.mkdir(parents=True)
     native.place().write_bytes(b"not a library")
     native.library.cache_clear()
     assert native.library() is None
+    assert "primaldual build --rebuild" in caplog.text
     native.library.cache_clear()
 
 

@@ -8,6 +8,7 @@ from support.ragged import adding_up, captured, check, replayed
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("full_precision"),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
@@ -20,15 +21,6 @@ CUDA = {"heads": HEADS, "device": "cuda"}
 DTYPES = [(torch.bfloat16, n) for n in LENGTHS]
 DTYPES += [(torch.float32, n) for n in LENGTHS]
 DTYPES += [(torch.float16, n) for n in (129, 4097)]
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    """Of float32 products, in the reference too."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def tensors(length: int = 129, dim: int = 16, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:

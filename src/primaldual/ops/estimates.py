@@ -269,7 +269,7 @@ def _sdpa(work: Work) -> _Count:
     name = "masked" if masked else "sdpa"
     fit = work.device.fits[name]
     spent = keys
-    if work.backward and work.device.host and not masked:
+    if work.backward and work.device.host and work.dtype.itemsize == 2 and not masked:
         odd = sum(heads * points for _, heads, points in work.groups if parallel.half_empty(points))
         spent += (WITHOUT_CUDNN - 1.0) * odd
     busy = _attention(work, spent, fit.row, fit.narrowest)

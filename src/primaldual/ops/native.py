@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import shutil
 import sys
@@ -21,6 +22,8 @@ from types import ModuleType
 import torch
 
 from .._cache import cache_directory
+
+logger = logging.getLogger(__name__)
 
 NAME = "primaldual_native"
 SOURCE = Path(__file__).with_name("native.cpp")
@@ -43,10 +46,19 @@ def library() -> ModuleType | None:
     if os.environ.get("PRIMALDUAL_NATIVE") == "0" or not sys.platform.startswith("linux"):
         return None
     try:
-        found = load(path) if (path := place()).is_file() else None
-        return None if found is None or found.missing() else found
-    except (OSError, ImportError, RuntimeError):  # no home, or built for what is not here any more
+        path = place()
+        if not path.is_file():
+            return None
+    except (OSError, RuntimeError):  # there is no home
         return None
+    try:
+        found = load(path)
+        reason = found.missing()
+    except (OSError, ImportError) as error:
+        found, reason = None, str(error)
+    if reason:
+        logger.warning("%s is not used: %s; `primaldual build --rebuild` makes it anew", path, reason)
+    return None if reason else found
 
 
 def load(path: Path) -> ModuleType:

@@ -100,7 +100,7 @@ def circumstances(q: Tensor) -> tuple[bool, bool]:
     """
     captured = q.is_cuda and (
         torch.compiler.is_compiling()
-        or torch._C._cuda_getCurrentRawStream(q.get_device()) != 0  # torch's own way takes ten times as long
+        or torch._C._cuda_getCurrentRawStream(q.get_device()) != 0  # current_stream makes objects
     )
     return torch.is_grad_enabled() and q.requires_grad, captured
 

@@ -206,7 +206,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     that differ in them alone, the second would read memory that is not its own. So the gradient is made to come in as
     the output lies in memory. And some lengths are left to others (`parallel.half_empty`).
     """
-    others = q.is_cuda and torch.is_grad_enabled() and parallel.half_empty(k.shape[2])
+    trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    others = trains and q.is_cuda and q.dtype.itemsize == 2 and parallel.half_empty(k.shape[2])
     with sdpa_kernel(_NOT_CUDNN) if others else nullcontext():
         out = scaled_dot_product_attention(q, k, v, **options)
     if (
