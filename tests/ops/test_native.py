@@ -242,10 +242,11 @@ def step(attend: Callable[..., Any], arguments: tuple[Any, ...], up: torch.Tenso
 
 
 def both(library: Any, arguments: tuple[Any, ...], up: torch.Tensor) -> None:
-    """The same bits and strides from the compiled part and from Python."""
+    """The same bits and strides from the compiled part and from Python, in buffers of the same size."""
     mine = step(lambda *x: ragged_ops.attend_compiled(library, *x), arguments, up)
     other = step(ragged_ops._Tokens.apply, arguments, up)
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(mine, other, strict=True))
+    assert [x.untyped_storage().nbytes() for x in mine] == [x.untyped_storage().nbytes() for x in other]
     with torch.no_grad():
         out = ragged_ops.attend_compiled(library, *arguments)
     assert torch.equal(out, other[0])

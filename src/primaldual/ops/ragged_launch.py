@@ -278,6 +278,7 @@ class Call(NamedTuple):
     causal: bool = False
     dropout_p: float = 0.0
     seed: Tensor | None = None
+    tokens: tuple[Tensor | None, Tensor | None] = (None, None)  # keys and values of heads whose windows hold one token
 
     @property
     def threshold(self) -> int:
@@ -289,6 +290,17 @@ class Call(NamedTuple):
         """Whether it is causal, and has a shift, a bias, points of their own, dropout."""
         own = self.own_k is not None
         return self.causal, self.shift is not None, self.bias is not None, own, self.dropout_p > 0.0
+
+    @property
+    def token_strides(self) -> tuple[int, ...]:
+        return tuple(stride for x in self.tokens for stride in ((0, 0, 0) if x is None else _three(x)))
+
+    @property
+    def tokens_aligned(self) -> bool:
+        """Whether rows of the tokens can be read 16 bytes at a time."""
+        return all(x is None or x.data_ptr() % 16 == 0 for x in self.tokens) and not any(
+            stride % 8 for stride in self.token_strides
+        )
 
 
 def output(q: Tensor, value_dim: int) -> Tensor:
@@ -310,9 +322,10 @@ def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call)
         work = _work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
         tile = work.tile
         numbers = (
-            *_three(q), *_three(out), 0 if call.bias is None else call.bias.shape[2], H, L, _LOG2E / math.sqrt(D),
-            call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), max(16, _power(value_dim)),
-            tile.rows, tile.columns, *call.has, work.aligned, _eights(q, out), _precision(q),
+            *_three(q), *_three(out), *call.token_strides, 0 if call.bias is None else call.bias.shape[2], H, L,
+            _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)),
+            max(16, _power(value_dim)), tile.rows, tile.columns, *call.has, call.tokens[0] is not None,
+            work.aligned and call.tokens_aligned, _eights(q, out), _precision(q),
         )  # fmt: skip
         grid = (work.forward.shape[0], 1, 1)
         return kernels().forward, grid, (work.table, work.forward, *numbers), _options(tile.warps, tile.stages)
@@ -320,9 +333,10 @@ def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call)
     _launch(
         (
             "forward", call.layout, call.dropout_p, call.causal, value_dim, _precision(q), q.device,
-            *_kind(q, keys, values, call.shift, call.bias, call.own_k),
+            *_kind(q, keys, values, call.shift, call.bias, call.own_k, *call.tokens),
         ),
-        (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed),
+        (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed,
+         *call.tokens),
         prepare,
     )  # fmt: skip
     return out, lse
@@ -339,13 +353,16 @@ class _Gradients(NamedTuple):
 
 def backward(
     grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, call: Call,
-    dk: Tensor, dv: Tensor, tokens: int, want_shift: bool = True,
+    dk: Tensor, dv: Tensor, tokens: int, want_shift: bool = True, dq: Tensor | None = None,
 ) -> _Gradients:  # fmt: skip
-    """Gradients. dk and dv are flat, like keys and values; or, where `tokens` is given, [B, H, tokens, D]."""
+    """Gradients. dk and dv are flat, like keys and values; or, where `tokens` is given, [B, H, tokens, D].
+
+    dq is made where it is not given.
+    """
     B, H, L, D = q.shape
     value_dim = out.shape[-1]
     grad = in_rows(grad)
-    dq = output(q, D)
+    dq = output(q, D) if dq is None else dq
     own_k = own_v = delta = sums = None
     if call.own_k is not None:
         own_k = torch.empty(B, H, L, D, dtype=q.dtype, device=q.device)
@@ -377,10 +394,10 @@ def backward(
         expand = tokens > 0
         numbers = (
             *_three(q), *_three(grad), *_three(dq), *((*_three(dk), *_three(dv)) if expand else (0,) * 6),
-            0 if call.bias is None else call.bias.shape[2], H, L, width, tokens,
+            *call.token_strides, 0 if call.bias is None else call.bias.shape[2], H, L, width, tokens,
             _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), block_dv,
             tile.key_rows, tile.key_columns, tile.query_rows, tile.query_columns, call.causal, *call.has[2:], expand,
-            work.parts, L % tile.key_rows == 0, work.aligned,
+            work.parts, L % tile.key_rows == 0, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
             _eights(q, grad, dq, *((dk, dv) if expand else ())), _precision(q),
         )  # fmt: skip
         grid = (work.backward.shape[0], 1, 1)
@@ -390,10 +407,10 @@ def backward(
     _launch(
         (
             "backward", call.layout, call.dropout_p, call.causal, tokens, _precision(q), q.device,
-            *_kind(q, grad, keys, values, call.bias, call.own_k, dk, dv),
+            *_kind(q, grad, keys, values, call.bias, call.own_k, dq, dk, dv, *call.tokens),
         ),
         (q, keys, values, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, sums, call.seed, dq, dk,
-         dv, own_k, own_v),
+         dv, own_k, own_v, *call.tokens),
         prepare,
     )  # fmt: skip
     dshift = -dq.sum(2, dtype=torch.float32) if call.shift is not None and want_shift else None
@@ -407,13 +424,18 @@ def _pool_blocks(layout: tuple[int, ...]) -> tuple[int, int]:
     return size, max(-(-count // (size // window)) for count, window in zip(layout[1::9], layout[2::9], strict=True))
 
 
-def pool(k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted."""
+def pool(
+    k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool, before: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted.
+
+    The `before` first heads of the layout have no place there.
+    """
     B, H, S, D = k.shape
     DV = v.shape[-1]
-    rows = B * sum(layout[1::9])
+    rows = B * sum(layout[1 + 9 * before :: 9])
     keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
-    size, blocks = _pool_blocks(layout)
+    size, blocks = _pool_blocks(layout[9 * before :])
     sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
 
     def prepare() -> Any:
@@ -424,6 +446,7 @@ def pool(k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tupl
             H,
             S,
             blocks,
+            before,
             D,
             DV,
             max(16, _power(D)),
@@ -431,9 +454,9 @@ def pool(k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tupl
             size,
             want_mean,
         )
-        return kernels().pool, (blocks, H, B), (work.table, *numbers, work.aligned), _options(4, 1)
+        return kernels().pool, (blocks, H - before, B), (work.table, *numbers, work.aligned), _options(4, 1)
 
-    _launch(("pool", layout, want_mean, k.device, *_kind(k, v)), (k, v, keys, values, sums), prepare)
+    _launch(("pool", layout, want_mean, before, k.device, *_kind(k, v)), (k, v, keys, values, sums), prepare)
     if sums is None:
         return keys, values, None
     return keys, values, sums.sum(2) / _points_per_head(layout, k.device)
