@@ -10,7 +10,7 @@ from torch import Tensor
 
 from primaldual import Primal, attention, mechanism
 from primaldual.ops import native
-from support.ragged import adding_up, captured
+from support.ragged import adding_up, captured, sweeping
 
 pytestmark = [
     pytest.mark.gpu,
@@ -108,8 +108,9 @@ def test_dropout(name: str, use: Use) -> None:
 
 def test_whole_heads_in_one_sweep(use: Use) -> None:
     qkv = [torch.randn(320, HEADS, 200, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
-    for p in (0.0, 0.1):
-        assert_same(use, qkv, SH, torch.randn_like(qkv[0]), dropout_p=p)
+    with sweeping():
+        for p in (0.0, 0.1):
+            assert_same(use, qkv, SH, torch.randn_like(qkv[0]), dropout_p=p)
 
 
 @pytest.mark.parametrize("name", ["sh", "bn+sh"])

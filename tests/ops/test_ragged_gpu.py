@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primaldual import Primal, attention, mechanism
-from support.ragged import adding_up, captured, check, replayed
+from support.ragged import adding_up, captured, check, replayed, sweeping
 
 pytestmark = [
     pytest.mark.gpu,
@@ -160,9 +160,10 @@ def test_autocast_changes_nothing_for_bfloat16_inputs(others: dict) -> None:
 @pytest.mark.parametrize("dim", [8, 16])
 @pytest.mark.parametrize("primal", [SOFTMAX, UNSORTED], ids=["softmax", "bn+sh"])
 def test_many_heads_are_swept_one_by_one(primal: Primal, dim: int, mask: str) -> None:
-    for length in (300, 384):
-        check(primal, (length, length, dim, dim), torch.bfloat16, mask=mask, batch=160, **CUDA)
-    with replayed(primal, HEADS, 77):
+    with sweeping():
+        for length in (300, 384):
+            check(primal, (length, length, dim, dim), torch.bfloat16, mask=mask, batch=160, **CUDA)
+    with sweeping(), replayed(primal, HEADS, 77):
         check(primal, (300, 300, dim, dim), torch.bfloat16, mask=mask, batch=160, dropout_p=0.1, **CUDA)
 
 

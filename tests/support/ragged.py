@@ -165,7 +165,7 @@ def replayed(primal: Primal, heads: int, seed: int, is_causal: bool = False) -> 
 
 
 @contextmanager
-def adding_up(*together: int) -> Iterator[list[str]]:
+def adding_up(*adding: int) -> Iterator[list[str]]:
     """Inside, blocks of keys add their shares of dq, in blocks of this shape; gives the names of what is launched."""
     tiles, launch, names = ragged_launch.tiles, ragged_launch._launch, []
 
@@ -175,11 +175,24 @@ def adding_up(*together: int) -> Iterator[list[str]]:
 
     ragged_launch._work.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged_launch, "tiles", lambda *of: tiles(*of)._replace(together=together))
+        patch.setattr(ragged_launch, "tiles", lambda *of: tiles(*of)._replace(adding=adding))
         patch.setattr(ragged_launch, "_FILL", float("inf"))
         patch.setattr(ragged_launch, "_ready", {})
         patch.setattr(ragged_launch, "_launch", note)
         yield names
+    ragged_launch._work.cache_clear()
+
+
+@contextmanager
+def sweeping() -> Iterator[None]:
+    """Inside, the backward pass goes over whole heads in one sweep, however few there are."""
+    tiles = ragged_launch.tiles
+    ragged_launch._work.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged_launch, "tiles", lambda *of: tiles(*of)._replace(adding=()))
+        patch.setattr(ragged_launch, "_FILL", 0)
+        patch.setattr(ragged_launch, "_ready", {})
+        yield
     ragged_launch._work.cache_clear()
 
 

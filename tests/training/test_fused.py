@@ -123,6 +123,61 @@ def test_dropout_drops_its_share_and_the_backward_pass_finds_the_mask_again(devi
 
 
 @everywhere
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_rows_columns_members_and_seeds_are_dropped_independently(p, device):
+    """Any two of them agree as often as chance has it."""
+    members, rows, width = 3, 192, 40
+    zeros, one = torch.zeros(members, rows, width, device=device), torch.ones(members, rows, width, device=device)
+    kept = []
+    for seed in (7, 8):
+        drop = fused.Dropout(p, torch.tensor([seed], dtype=torch.int32, device=device))
+        kept.append(fused.embed(zeros, zeros[:, 0], one, 1.0, drop) > 0)
+    x = (torch.cat(kept).double() - (1 - p)) / (p * (1 - p)) ** 0.5
+    whole = x.flatten(1)
+    assert (whole @ whole.mT / whole.shape[1] ** 0.5).triu(1).abs().max() < 4.5
+    for side in (x, x.mT):
+        pairs = side @ side.mT / side.shape[-1] ** 0.5
+        pairs = pairs[:, *torch.triu_indices(side.shape[1], side.shape[1], 1)]
+        assert pairs.mean().abs() < 4.5 / pairs.numel() ** 0.5
+        assert pairs.square().mean().item() == pytest.approx(1.0, abs=0.1)
+
+
+@everywhere
+def test_gelu_of_16_bits_is_off_by_its_rounding(device):
+    z = torch.linspace(-7.5, 7.5, 64, device=device, dtype=torch.float16).view(1, 1, 1, 64).requires_grad_()
+    weight = torch.eye(64, device=device, dtype=torch.float16).unsqueeze(0)
+    y = fused.head(z, weight, torch.zeros(1, 64, device=device), None, None)
+    exact = z.detach().double().requires_grad_()
+    expected = torch.nn.functional.gelu(exact)
+    torch.testing.assert_close(y.double(), expected.view_as(y), rtol=6e-4, atol=1e-6)
+    (found,), (wanted,) = (torch.autograd.grad(out.sum(), of) for out, of in ((y, z), (expected, exact)))
+    torch.testing.assert_close(found.double(), wanted, rtol=6e-4, atol=1e-4)
+
+
+@everywhere
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize(("rows", "width"), [(50, 24), (700, 64)])
+def test_the_input_beside_a_product_gets_both_gradients(rows, width, p, device):
+    def leaf(*shape):
+        return torch.randn(2, *shape, device=device).requires_grad_()
+
+    inputs = [leaf(rows, width), leaf(width, width), leaf(width), leaf(width, width), leaf(width)]
+    one, zero = torch.ones(2, width, device=device), torch.zeros(2, width, device=device)
+    drop = fused.Dropout(p, torch.tensor([5], dtype=torch.int32, device=device)) if p else None
+    up, found = torch.randn(2, rows, width, device=device), []
+    for beside in (True, False):
+        x, weight, bias, *out = inputs
+        norm = fused.Norm(one, zero, zero.clone(), one.clone())
+        y = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+        if beside:
+            y, x = fused.linear_beside(x, weight, bias)
+        y = fused.add_norm(x, y.sin(), *out, norm, drop, True)
+        found.append(torch.autograd.grad((y * up).sum(), inputs))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * rows**0.5)
+
+
+@everywhere
 def test_every_place_of_the_model_has_dropout_of_its_own(device):
     """No two draws of the masks give the same scores."""
     config = SeriesConfig(3, 6, 4, "mvts", "softmax", d_model=16, layers=1, feedforward=16, dropout=0.2)

@@ -74,6 +74,7 @@ struct Recipe {
   std::array<std::optional<Buffer>, SLOTS.size()> buffers;
   Block kept, scratch;  // of the forward pass, for the way back; of the backward pass alone
   bool pooled;
+  bool together;  // the gradients of q, k and v are thirds of one buffer
   int64_t tokens;
   std::optional<Tensor> counts;  // points per head, [H, 1]
 };
@@ -165,6 +166,16 @@ class Pass {
     return put(slot, at::empty_strided(buffer.sizes, buffer.strides, options_.dtype(buffer.dtype)));
   }
 
+  // Room for the gradients of q, k and v: thirds of [batch, length, 3, heads, dim], or apart.
+  std::array<Tensor, 3> make_gradients() {
+    if (!recipe_.together) return {make(DQ), make(DK), make(DV)};
+    const Buffer& buffer = recipe_.buffers[DQ].value();
+    const auto& size = buffer.sizes;
+    const auto whole = at::empty({size[0], size[2], 3, size[1], size[3]}, options_.dtype(buffer.dtype));
+    const auto parts = whole.permute({2, 0, 3, 1, 4});
+    return {put(DQ, parts.select(0, 0)), put(DK, parts.select(0, 1)), put(DV, parts.select(0, 2))};
+  }
+
   // The tensor, or a copy that lies as the kernels were told.
   Tensor fit(Slot slot, const Tensor& x) {
     if (!x.defined() || recipe_.buffers[slot]->holds(x)) return put(slot, x);
@@ -247,11 +258,11 @@ Gradients backward(const Recipe& recipe, const Tensor& grad, const Tensor& q, co
                    const Tensor& beta, const Tensor& seed, const Found& saved, bool want_beta) {
   at::AutoDispatchBelowADInplaceOrView below;
   Pass pass(recipe, q);
-  Gradients found;
   // hooks on what was saved may have moved it
   const std::array<Tensor, 5> held = {pass.fit(GRAD, grad.resolve_neg()), pass.fit(Q, q), pass.fit(K, k),
                                       pass.fit(V, v), pass.fit(OUT, saved.out)};
-  found.q = pass.make(DQ), found.k = pass.make(DK), found.v = pass.make(DV);
+  auto [dq, dk, dv] = pass.make_gradients();
+  Gradients found{dq, dk, dv, {}};
   pass.put(SEED, seed);
   pass.place(recipe.kept, saved.kept);
   auto scratch = recipe.scratch.bytes > 0 ? pass.make(recipe.scratch) : Tensor();
@@ -290,7 +301,7 @@ struct Tokens : torch::autograd::Function<Tokens> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const std::optional<Tensor>& beta, const std::optional<Tensor>& seed, const Recipe* recipe) {
     auto found = ::forward(*recipe, q, k, v, beta.value_or(Tensor()), seed.value_or(Tensor()));
-    const bool points = recipe->pooled;  // then the means are kept, and the tokens need not be
+    const bool points = recipe->pooled && beta.has_value();  // then the means are kept, and the tokens need not be
     ctx->set_materialize_grads(false);
     ctx->saved_data["recipe"] = reinterpret_cast<int64_t>(recipe);
     ctx->save_for_backward({q, points ? Tensor() : k, points ? Tensor() : v, beta.value_or(Tensor()),
@@ -403,7 +414,7 @@ void learn(const Tensor& q, const Tensor& k, const Tensor& v, const std::optiona
            const std::vector<int64_t>& scales, bool causal, double dropout,
            const std::unordered_map<std::string, LaunchParts>& launches,
            const std::unordered_map<std::string, BufferParts>& buffers, const BlockParts& kept,
-           const BlockParts& scratch, bool pooled, const std::optional<Tensor>& counts) {
+           const BlockParts& scratch, bool together, bool pooled, const std::optional<Tensor>& counts) {
   auto& place = recipes[key_of(q, k, v, beta, scales, causal, dropout)];
   if (launches.empty() || place != nullptr) return;
   auto recipe = std::make_unique<Recipe>();
@@ -420,6 +431,7 @@ void learn(const Tensor& q, const Tensor& k, const Tensor& v, const std::optiona
   }
   recipe->kept = block_of(kept);
   recipe->scratch = block_of(scratch);
+  recipe->together = together;
   recipe->pooled = pooled;
   recipe->tokens = k.size(2);
   recipe->counts = counts;

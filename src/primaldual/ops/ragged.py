@@ -58,7 +58,7 @@ def refusal(problem: Problem) -> str | None:
         return f"the ragged kernel runs on a CUDA device, not on {problem.q.device.type}"
     if _capturing(problem) and (_plain(problem) or (_padded(problem) and max(problem.scales) > 1)):
         p = problem
-        if not known(p.q, p.k, p.v, p.scales, p.is_causal):
+        if not known(p.q, p.k, p.v, p.scales, p.is_causal, _plain(p) and _beta(p) is None):
             return "its tables are not on the device; run it once on a side stream before the capture"
     return without_triton()
 

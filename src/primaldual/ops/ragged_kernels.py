@@ -33,6 +33,23 @@ def _begin(PDL: tl.constexpr):
 
 
 @triton.jit
+def _lead(PDL: tl.constexpr):
+    """Wait, and only then let the next launch begin: what needs nothing of this one can run beside it (`_follow`)."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _follow(waits, PDL: tl.constexpr):
+    """As `_begin`, after a launch that leads: only programs that need what it writes wait for it."""
+    if PDL:
+        gdc_launch_dependents()
+        if waits:
+            gdc_wait()
+
+
+@triton.jit
 def _mix(x):
     """A 32-bit hash."""
     x = x ^ (x >> 16)
@@ -146,6 +163,27 @@ def _points(table_ptr, head_row, batch, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def _tokens(
+    k_start, k_stride, v_start, v_stride, k_ptr, v_ptr, tokens_k_ptr, tokens_v_ptr, k_batch, k_head, k_row, v_batch,
+    v_head, v_row, batch, head, window, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Where keys and values of a head start, and their strides: with windows of one token they are the tokens' own."""
+    size: tl.constexpr = k_ptr.dtype.element_ty.primitive_bitwidth // 8
+    k_away = (tokens_k_ptr.to(tl.int64) - k_ptr.to(tl.int64)) // size + batch * k_batch + head * k_head
+    v_away = (tokens_v_ptr.to(tl.int64) - v_ptr.to(tl.int64)) // size + batch * v_batch + head * v_head
+    k_start = tl.where(window == 1, k_away, k_start)
+    v_start = tl.where(window == 1, v_away, v_start)
+    k_stride = tl.where(window == 1, k_row, k_stride)
+    v_stride = tl.where(window == 1, v_row, v_stride)
+    if ALIGNED:
+        k_start = tl.multiple_of(k_start, 8)
+        v_start = tl.multiple_of(v_start, 8)
+        k_stride = tl.multiple_of(k_stride, 8)
+        v_stride = tl.multiple_of(v_stride, 8)
+    return k_start, k_stride, v_start, v_stride
+
+
+@triton.jit
 def _strides(batch, head, row, EIGHTS: tl.constexpr):
     """Strides that, to the compiler too, are multiples of 8 where EIGHTS says so: Triton itself looks for 16."""
     if EIGHTS:
@@ -215,19 +253,30 @@ def _forward_blocks(
 @triton.jit
 def forward(
     q_ptr, k_ptr, v_ptr, shift_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, out_ptr, lse_ptr, seed_ptr,
-    table_ptr, schedule_ptr, q_batch, q_head, q_row, out_batch, out_head, out_row, bias_width, H, L, scale,
-    threshold, keep,
+    tokens_k_ptr, tokens_v_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, out_batch, out_head, out_row,
+    tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row, bias_width, H, L, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
-    DROPOUT: tl.constexpr, ALIGNED: tl.constexpr, EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    DROPOUT: tl.constexpr, HAS_TOKENS: tl.constexpr, ALIGNED: tl.constexpr, EIGHTS: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out and log-sum-exp (−inf where a query sees nothing) of one block of queries."""
+    """out and log-sum-exp (−inf where a query sees nothing) of one block of queries.
+
+    With HAS_TOKENS, `pool` has come right before, and heads with windows of one token need nothing of it.
+    """
     task = schedule_ptr + tl.program_id(0) * 4
     head_row = tl.load(task + 1)
     batch = tl.load(task + 2).to(tl.int64)
     block = tl.load(task + 3)
     head, count, window, k_start, k_stride, v_start, v_stride = _points(table_ptr, head_row, batch, ALIGNED)
-    _begin(PDL)
+    if HAS_TOKENS:
+        k_start, k_stride, v_start, v_stride = _tokens(
+            k_start, k_stride, v_start, v_stride, k_ptr, v_ptr, tokens_k_ptr, tokens_v_ptr, tk_batch, tk_head, tk_row,
+            tv_batch, tv_head, tv_row, batch, head, window, ALIGNED,
+        )  # fmt: skip
+        _follow(window > 1, PDL)
+    else:
+        _begin(PDL)
     rows = block * BM + tl.arange(0, BM)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
@@ -545,15 +594,15 @@ def _backward_queries_blocks(
 @triton.jit
 def backward(
     q_ptr, k_ptr, v_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr,
-    delta_ptr, sum_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, table_ptr, schedule_ptr,
-    q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head, dq_row,
-    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, bias_width, H, L, width, tokens, scale, threshold,
-    keep,
+    delta_ptr, sum_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, tokens_k_ptr, tokens_v_ptr,
+    table_ptr, schedule_ptr, q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head, dq_row,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row,
+    bias_width, H, L, width, tokens, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BM_K: tl.constexpr, BN_K: tl.constexpr, BM_Q: tl.constexpr, BN_Q: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
-    DROPOUT: tl.constexpr, EXPAND: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
-    EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    DROPOUT: tl.constexpr, EXPAND: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, HAS_TOKENS: tl.constexpr,
+    ALIGNED: tl.constexpr, EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Blocks of points (kind 0; with all of dq, kind 2) and blocks of queries (kind 1), or whole heads (kind 3) or
     blocks of points that add to dq (kind 4), never with others; PARTS adds up 2^kind of those that this launch has.
@@ -566,6 +615,11 @@ def backward(
     batch = tl.load(task + 2).to(tl.int64)
     block = tl.load(task + 3)
     head, count, window, k_start, k_stride, v_start, v_stride = _points(table_ptr, head_row, batch, ALIGNED)
+    if HAS_TOKENS:
+        k_start, k_stride, v_start, v_stride = _tokens(
+            k_start, k_stride, v_start, v_stride, k_ptr, v_ptr, tokens_k_ptr, tokens_v_ptr, tk_batch, tk_head, tk_row,
+            tv_batch, tv_head, tv_row, batch, head, window, ALIGNED,
+        )  # fmt: skip
     _begin(PDL)
     batch_head = batch * H + head
     seed = 0
@@ -704,18 +758,20 @@ def settle(
 @triton.jit
 def pool(
     k_ptr, v_ptr, k_out_ptr, v_out_ptr, sum_ptr, table_ptr, k_batch, k_head, k_row, v_batch, v_head, v_row, H, tokens,
-    blocks,
+    blocks, before,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
     HAS_SUM: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The means of keys and values over each head's windows; and sums of these means, one per block, for μ.
+    """The means of keys and values over each head's windows, but for the heads in the `before` first rows of the table;
+    and sums of these means, one per block, for μ.
 
     A block of BN tokens is read once, and a product with the matrix of who belongs to which window adds them up.
     """
     block = tl.program_id(0)
     batch = tl.program_id(2).to(tl.int64)
-    head, count, window, k_start, k_stride, v_start, v_stride = _points(table_ptr, tl.program_id(1), batch, ALIGNED)
-    _begin(PDL)
+    head_row = before + tl.program_id(1)
+    head, count, window, k_start, k_stride, v_start, v_stride = _points(table_ptr, head_row, batch, ALIGNED)
+    _lead(PDL)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     place = tl.arange(0, BN)

@@ -24,7 +24,7 @@ class Tiles(NamedTuple):
     """Rows and columns of a block, warps and pipeline stages: forward; backward over keys and over queries.
 
     Where `registers` is set the backward pass can go over whole heads in one sweep, with at most so many to a thread.
-    Where `together` is set (rows, columns, warps, stages, registers) its blocks of keys can add their shares of dq.
+    Where `adding` is set (rows, columns, warps, stages, registers) its blocks of keys can add their shares of dq.
     """
 
     rows: int
@@ -38,7 +38,7 @@ class Tiles(NamedTuple):
     back_warps: int
     back_stages: int
     registers: int = 0
-    together: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
 
 
 class Layout(NamedTuple):
@@ -77,7 +77,7 @@ def tiles(head_dim: int, dtype: torch.dtype, queries: int) -> Tiles:
     if dtype == torch.float32:
         found = Tiles(64, 32, 4, 2, 32, 64, 64, 32, 4, 1) if wide <= 64 else Tiles(32, 32, 4, 1, 32, 32, 32, 32, 4, 1)
     elif wide <= 16:
-        found = Tiles(64, 64, 4, 3, 32, 128, 128, 32, 4, 4, 168)
+        found = Tiles(64, 64, 4, 3, 32, 128, 128, 32, 4, 4, 168, (64, 128, 4, 3, 0))
     elif wide <= 32:
         found = Tiles(64, 64, 4, 3, 64, 128, 128, 32, 4, 3, 255)
     elif wide <= 64:
@@ -139,8 +139,8 @@ def _work(
     def put(data: Sequence[tuple[int, ...]], dtype: torch.dtype) -> Tensor:
         return torch.tensor(data, dtype=dtype).reshape(len(data), -1).to(device)
 
-    def back(together: bool) -> _Back:
-        tile_, tasks = _order(rows, batch, queries, tile, causal, together)
+    def back(adding: bool) -> _Back:
+        tile_, tasks = _order(rows, batch, queries, tile, causal, adding)
         return _Back(tile_, put(tasks, torch.int32), sum({2 ** task[0] for task in tasks}))
 
     best = back(dtype != torch.float32)
@@ -157,21 +157,21 @@ def _work(
 
 
 def _order(
-    rows: Sequence[Layout], batch: int, queries: int, tile: Tiles, causal: bool, together: bool
+    rows: Sequence[Layout], batch: int, queries: int, tile: Tiles, causal: bool, adding: bool
 ) -> tuple[Tiles, list[tuple[int, int, int, int]]]:
     """Of a backward pass. A head whose points fit in one block gets its dq from there (kind 2).
 
-    Where some are longer one piece is a whole head (kind 3) if there are many, or a block of points that adds to dq
-    (kind 4) if that may be added in any order, `together`.
+    Where some are longer one piece is a block of points that adds to dq (kind 4) if that may be added in any order,
+    `adding`, or a whole head (kind 3) if there are many.
     """
     points = [head.points for head in rows]
     longer = not causal and min(points) > 0 and max(points) > tile.key_columns
-    sweep = longer and tile.registers > 0 and batch * sum(points) >= _FILL * max(points)
-    together = longer and together and not sweep and len(tile.together) > 0
+    adding = longer and adding and len(tile.adding) > 0
+    sweep = longer and not adding and tile.registers > 0 and batch * sum(points) >= _FILL * max(points)
     if sweep:
         tile = tile._replace(key_rows=min(_SWEEP[0], tile.key_rows), back_stages=_SWEEP[1])
-    elif together:
-        most, columns, warps, stages, registers = tile.together
+    elif adding:
+        most, columns, warps, stages, registers = tile.adding
         tile = tile._replace(
             key_rows=min(most, max(16, _power(queries))), key_columns=columns, back_warps=warps, back_stages=stages,
             registers=registers,
@@ -182,7 +182,7 @@ def _order(
     back: list[tuple[int, tuple[int, int, int, int]]] = []
     whole = [not causal and head.points <= tile.key_columns for head in rows]
     for row, head in enumerate(rows):
-        kind, cost = (4, 5) if together else (2, 5) if whole[row] else (0, 4)
+        kind, cost = (4, 5) if adding else (2, 5) if whole[row] else (0, 4)
         for b in range(batch):
             key_blocks = max(1, -(-head.points // tile.key_columns))
             if sweep:
@@ -190,7 +190,7 @@ def _order(
                 continue
             back += [(cost * tile.key_columns * queries, (kind, row, b, n)) for n in range(key_blocks)]
     for row, head in enumerate(rows):
-        if not (whole[row] or sweep or together):
+        if not (whole[row] or sweep or adding):
             cost = 3 * tile.query_rows * head.points
             back += [(cost, (1, row, b, m)) for b in range(batch) for m in range(back_blocks)]
     back.sort(key=lambda item: -item[0])
@@ -310,6 +310,7 @@ class Call(NamedTuple):
     causal: bool = False
     dropout_p: float = 0.0
     seed: Tensor | None = None
+    tokens: tuple[Tensor | None, Tensor | None] = (None, None)  # keys and values of heads whose windows hold one token
 
     @property
     def threshold(self) -> int:
@@ -321,6 +322,17 @@ class Call(NamedTuple):
         """Whether it is causal, and has a shift, a bias, points of their own, dropout."""
         own = self.own_k is not None
         return self.causal, self.shift is not None, self.bias is not None, own, self.dropout_p > 0.0
+
+    @property
+    def token_strides(self) -> tuple[int, ...]:
+        return tuple(stride for x in self.tokens for stride in ((0, 0, 0) if x is None else _three(x)))
+
+    @property
+    def tokens_aligned(self) -> bool:
+        """Whether rows of the tokens can be read 16 bytes at a time."""
+        return all(x is None or x.data_ptr() % 16 == 0 for x in self.tokens) and not any(
+            stride % 8 for stride in self.token_strides
+        )
 
 
 def output(q: Tensor, value_dim: int) -> Tensor:
@@ -342,9 +354,10 @@ def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call)
         work = _work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
         tile = work.tile
         numbers = (
-            *_three(q), *_three(out), 0 if call.bias is None else call.bias.shape[2], H, L, _LOG2E / math.sqrt(D),
-            call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), max(16, _power(value_dim)),
-            tile.rows, tile.columns, *call.has, work.aligned, _eights(q, out), _precision(q),
+            *_three(q), *_three(out), *call.token_strides, 0 if call.bias is None else call.bias.shape[2], H, L,
+            _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)),
+            max(16, _power(value_dim)), tile.rows, tile.columns, *call.has, call.tokens[0] is not None,
+            work.aligned and call.tokens_aligned, _eights(q, out), _precision(q),
         )  # fmt: skip
         grid = (work.forward.shape[0], 1, 1)
         return kernels().forward, grid, (work.table, work.forward, *numbers), _options(tile.warps, tile.stages)
@@ -352,9 +365,10 @@ def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call)
     _launch(
         (
             "forward", call.layout, call.dropout_p, call.causal, value_dim, _precision(q), q.device,
-            *_kind(q, keys, values, call.shift, call.bias, call.own_k),
+            *_kind(q, keys, values, call.shift, call.bias, call.own_k, *call.tokens),
         ),
-        (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed),
+        (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed,
+         *call.tokens),
         prepare,
     )  # fmt: skip
     return out, lse
@@ -371,13 +385,16 @@ class _Gradients(NamedTuple):
 
 def backward(
     grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, call: Call,
-    dk: Tensor, dv: Tensor, tokens: int, want_shift: bool = True,
+    dk: Tensor, dv: Tensor, tokens: int, want_shift: bool = True, dq: Tensor | None = None,
 ) -> _Gradients:  # fmt: skip
-    """Gradients. dk and dv are flat, like keys and values; or, where `tokens` is given, [B, H, tokens, D]."""
+    """Gradients. dk and dv are flat, like keys and values; or, where `tokens` is given, [B, H, tokens, D].
+
+    dq is made where it is not given.
+    """
     B, H, L, D = q.shape
     value_dim = out.shape[-1]
     grad = in_rows(grad)
-    dq = output(q, D)
+    dq = output(q, D) if dq is None else dq
     own_k = own_v = delta = sums = None
     if call.own_k is not None:
         own_k = torch.empty(B, H, L, D, dtype=q.dtype, device=q.device)
@@ -391,13 +408,13 @@ def backward(
         shifted = output(q, D)
         place(q, shifted, add=-call.shift)
         q = shifted
-    sweep, together, width = parts == 8, parts == 16, -(-L // 128) * 128
-    if sweep or together:
+    sweep, adding, width = parts == 8, parts == 16, -(-L // 128) * 128
+    if sweep or adding:
         sums = q.new_empty((B, H, L, D) if sweep else (B, H, width, block_d), dtype=torch.float32)
     if parts != 4:
-        once = sweep or together
+        once = sweep or adding
         delta = lse.new_empty(B, H, 3, width) if once else torch.empty_like(lse)
-        zeros = sums if together else None
+        zeros = sums if adding else None
         _launch(
             ("delta", once, call.dropout_p, q.device, *_kind(out, grad, zeros)),
             (out, grad, delta, lse, call.seed, zeros),
@@ -412,10 +429,10 @@ def backward(
         expand = tokens > 0
         numbers = (
             *_three(q), *_three(grad), *_three(dq), *((*_three(dk), *_three(dv)) if expand else (0,) * 6),
-            0 if call.bias is None else call.bias.shape[2], H, L, width, tokens,
+            *call.token_strides, 0 if call.bias is None else call.bias.shape[2], H, L, width, tokens,
             _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, block_d, block_dv,
             tile.key_rows, tile.key_columns, tile.query_rows, tile.query_columns, call.causal, *call.has[2:], expand,
-            parts, L % tile.key_rows == 0, work.aligned,
+            parts, L % tile.key_rows == 0, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
             _eights(q, grad, dq, *((dk, dv) if expand else ())), _precision(q),
         )  # fmt: skip
         options = _options(tile.back_warps, tile.back_stages, tile.registers)
@@ -424,13 +441,13 @@ def backward(
     _launch(
         (
             "backward", parts, call.layout, call.dropout_p, call.causal, tokens, _precision(q), q.device,
-            *_kind(q, grad, keys, values, call.bias, call.own_k, dk, dv),
+            *_kind(q, grad, keys, values, call.bias, call.own_k, dq, dk, dv, *call.tokens),
         ),
         (q, keys, values, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, sums, call.seed, dq, dk,
-         dv, own_k, own_v),
+         dv, own_k, own_v, *call.tokens),
         prepare,
     )  # fmt: skip
-    if together:
+    if adding:
         _launch(
             ("settle", tile.key_rows, call.dropout_p, q.device, *_kind(sums, dq)),
             (sums, dq),
@@ -451,13 +468,18 @@ def _pool_blocks(layout: tuple[int, ...]) -> tuple[int, int]:
     return size, max(-(-count // (size // window)) for count, window in zip(layout[1::9], layout[2::9], strict=True))
 
 
-def pool(k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted."""
+def pool(
+    k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool, before: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted.
+
+    The `before` first heads of the layout have no place there.
+    """
     B, H, S, D = k.shape
     DV = v.shape[-1]
-    rows = B * sum(layout[1::9])
+    rows = B * sum(layout[1 + 9 * before :: 9])
     keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
-    size, blocks = _pool_blocks(layout)
+    size, blocks = _pool_blocks(layout[9 * before :])
     sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
 
     def prepare() -> Any:
@@ -468,6 +490,7 @@ def pool(k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tupl
             H,
             S,
             blocks,
+            before,
             D,
             DV,
             max(16, _power(D)),
@@ -475,9 +498,9 @@ def pool(k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tupl
             size,
             want_mean,
         )
-        return kernels().pool, (blocks, H, B), (work.table, *numbers, work.aligned), _options(4, 1)
+        return kernels().pool, (blocks, H - before, B), (work.table, *numbers, work.aligned), _options(4, 1)
 
-    _launch(("pool", layout, want_mean, k.device, *_kind(k, v)), (k, v, keys, values, sums), prepare)
+    _launch(("pool", layout, want_mean, before, k.device, *_kind(k, v)), (k, v, keys, values, sums), prepare)
     if sums is None:
         return keys, values, None
     return keys, values, sums.sum(2) / _points_per_head(layout, k.device)

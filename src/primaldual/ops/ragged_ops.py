@@ -102,8 +102,13 @@ points_op.register_autograd(_points_backward, setup_context=_points_setup)
 
 
 @functools.lru_cache(maxsize=256)
-def packed(scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim: int) -> tuple[int, ...]:
-    """The layout of pooled heads, one after the other, longest first."""
+def packed(
+    scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim: int, apart: bool = False
+) -> tuple[int, ...]:
+    """The layout of pooled heads, one after the other, longest first.
+
+    Where those with windows of one token are `apart`, they have no place: they are given the tokens themselves.
+    """
     numbers: list[int] = []
     before = 0
     for head in sorted(range(len(scales)), key=lambda h: scales[h]):
@@ -111,7 +116,7 @@ def packed(scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim
         at = batch * before
         numbers += [head, points, scales[head], at * dim, points * dim, dim]
         numbers += [at * value_dim, points * value_dim, value_dim]
-        before += points
+        before += 0 if apart and scales[head] == 1 else points
     return tuple(numbers)
 
 
@@ -124,6 +129,18 @@ def _in_place(k: Tensor, v: Tensor) -> tuple[int, ...]:
     return tuple(
         number for head in range(k.shape[1]) for number in (head, k.shape[2], 1, *_head_at(k, head), *_head_at(v, head))
     )
+
+
+def _apart(scales: Sequence[int], beta: Tensor | None) -> int:
+    """How many heads read the tokens themselves beside others that are pooled.
+
+    Not with a mean: that waits for the pooling anyway, and its gradient wants all points in one place.
+    """
+    return scales.count(1) if beta is None and max(scales) > 1 else 0
+
+
+def _tokens(k: Tensor, v: Tensor, scales: Sequence[int], beta: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    return (k, v) if _apart(scales, beta) else (None, None)
 
 
 def _tokens_forward(
@@ -145,15 +162,16 @@ def _tokens_forward(
         )
     mean = shift = None
     if pooled:
-        layout = packed(tuple(scales), B, S, D, v.shape[-1])
-        keys, values, mean = pool(k, v, layout, beta is not None)
+        apart = _apart(scales, beta)
+        layout = packed(tuple(scales), B, S, D, v.shape[-1], apart > 0)
+        keys, values, mean = pool(k, v, layout, beta is not None, apart)
     else:
         layout, keys, values = _in_place(k, v), k, v
         mean = None if beta is None else k.mean(2, dtype=torch.float32)
     if beta is not None:
         assert mean is not None
         shift = mean * beta[:, None]
-    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed)
+    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=_tokens(k, v, scales, beta))
     out, lse = forward(q, keys, values, v.shape[-1], call)
     if not pooled:
         keys, values = k.new_empty(0), v.new_empty(0)
@@ -172,42 +190,59 @@ def tokens_op(
 def _(q, k, v, beta, scales, is_causal, dropout_p, seed):  # type: ignore[no-untyped-def]
     B, H, S, D = k.shape
     out, lse = output(in_rows(q), v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-    rows = B * sum(-(-S // s) for s in scales) if max(scales) > 1 and q.numel() else 0
+    rows = 0
+    if max(scales) > 1 and q.numel():
+        rows = B * sum(-(-S // s) for s in scales if s > 1 or beta is not None)
     mean = q.new_empty((B, H, D) if beta is not None and q.numel() else (0,), dtype=torch.float32)
     return out, lse, k.new_empty(rows * D), v.new_empty(rows * v.shape[-1]), mean
+
+
+def _room(q: Tensor, k: Tensor, v: Tensor, together: bool) -> tuple[Tensor, ...]:
+    """For gradients: thirds of one buffer where it is wanted and q, k and v are that, [B, L, 3, H, D] in memory."""
+    B, H, L, D = q.shape
+    shape, strides, step = q.shape, (3 * L * H * D, D, 3 * H * D, 1), H * D * q.element_size()
+    if together and all(
+        x.shape == shape and x.stride() == strides and x.data_ptr() == q.data_ptr() + i * step
+        for i, x in enumerate((q, k, v))
+    ):
+        return q.new_empty(B, L, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
+    return output(q, D), output(k, D), output(v, v.shape[-1])
 
 
 def _tokens_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, out: Tensor, lse: Tensor, keys: Tensor,
     values: Tensor, mean: Tensor, scales: Sequence[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
+    together: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Of q, k, v and beta. They may share a buffer where `together` is set; an operator's results must not."""
     q, k, v = in_rows(q), in_rows(k), in_rows(v)
     B, _, S, D = k.shape
     DV = v.shape[-1]
     none = q.new_empty(0, dtype=torch.float32)
-    dk, dv = output(k, D), output(v, DV)
+    dq, dk, dv = _room(q, k, v, together)
     if q.numel() == 0:
-        return output(q, D), dk.zero_(), dv.zero_(), none if beta is None else torch.zeros_like(beta)
+        return dq, dk.zero_(), dv.zero_(), none if beta is None else torch.zeros_like(beta)
     pooled = max(scales) > 1
     if pooled:
-        layout = packed(tuple(scales), B, S, D, DV)
+        layout = packed(tuple(scales), B, S, D, DV, _apart(scales, beta) > 0)
     else:
         layout, keys, values = _in_place(k, v), k, v
     shift = None if beta is None else mean * beta[:, None]
-    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed)
+    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=_tokens(k, v, scales, beta))
     if beta is None:
-        found = backward(grad, q, keys, values, out, lse, call, dk, dv, S)
-        return found.q, dk, dv, none
+        backward(grad, q, keys, values, out, lse, call, dk, dv, S, dq=dq)
+        return dq, dk, dv, none
     if not pooled:
-        found = backward(grad, q, keys, values, out, lse, call, dk, dv, S)
+        found = backward(grad, q, keys, values, out, lse, call, dk, dv, S, dq=dq)
         assert found.shift is not None
         dk += (found.shift * (beta / S)[:, None]).unsqueeze(2).to(dk.dtype)
-        return found.q, dk, dv, (found.shift * mean).sum((0, 2))
-    found = backward(grad, q, keys, values, out, lse, call, torch.empty_like(keys), torch.empty_like(values), 0)
+        return dq, dk, dv, (found.shift * mean).sum((0, 2))
+    dkeys, dvalues = torch.empty_like(keys), torch.empty_like(values)
+    found = backward(grad, q, keys, values, out, lse, call, dkeys, dvalues, 0, dq=dq)
     assert found.shift is not None
     dmean = found.shift * beta[:, None]
-    unpool(found.k, found.v, dmean, dk, dv, layout)
-    return found.q, dk, dv, (found.shift * mean).sum((0, 2))
+    unpool(dkeys, dvalues, dmean, dk, dv, layout)
+    return dq, dk, dv, (found.shift * mean).sum((0, 2))
 
 
 @torch.library.custom_op("primaldual::ragged_tokens_backward", mutates_args=())
@@ -263,7 +298,7 @@ class _Tokens(torch.autograd.Function):
         q, k, v, beta, out, lse, keys, values, mean, seed = ctx.saved_tensors
         scales, is_causal, dropout_p = ctx.settings
         dq, dk, dv, dbeta = _tokens_gradients(
-            grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed
+            grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed, together=True
         )
         return dq, dk, dv, None if beta is None else dbeta, None, None, None, None
 
@@ -295,10 +330,11 @@ def attend_compiled(
     return out if isinstance(out, Tensor) else None
 
 
-def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool) -> bool:
-    """Whether a call like this was made before: only then can it be captured."""
+def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool, apart: bool) -> bool:
+    """Whether a call like this was made before: only then can it be captured. For `apart` see `packed`."""
     k, v = in_rows(k), in_rows(v)
-    layout = packed(scales, k.shape[0], k.shape[2], k.shape[3], v.shape[3]) if max(scales) > 1 else _in_place(k, v)
+    (B, _, S, D), DV = k.shape, v.shape[3]
+    layout = packed(scales, B, S, D, DV, apart and 1 in scales) if max(scales) > 1 else _in_place(k, v)
     widest = max(q.shape[3], v.shape[3])
     return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in worked
 

@@ -21,10 +21,10 @@ from .ragged_launch import Launch, Ready, noted
 
 ROLES = {
     "pool": "k v keys values sums",
-    "forward": "q keys values shift - - - - out lse seed",
+    "forward": "q keys values shift - - - - out lse seed k v",
     "place": "q shifted add",
     "delta": "out grad delta lse seed scratch",
-    "backward": "q keys values - - - - grad lse delta scratch seed dq dk dv - -",
+    "backward": "q keys values - - - - grad lse delta scratch seed dq dk dv - - k v",
     "settle": "scratch dq",
     "unpool": "dkeys dvalues dmean dk dv",
 }
@@ -68,17 +68,20 @@ def learn(
         with torch.no_grad(), torch.cuda.device_of(q), noted() as launches:
             out, *others = forward(q, k, v, beta, *settings)
             if back:
-                gradients(torch.empty_like(out), q, k, v, beta, out, *others, *settings)
+                gradients(torch.empty_like(out), q, k, v, beta, out, *others, *settings, together=True)
         points = torch.tensor([float(-(-k.shape[2] // scale)) for scale in scales], device=k.device)[:, None]
         recipe = *_parts(launches, pooled, beta is not None), pooled, points
         _held.extend(launch.ready for launch in launches)
     except RefusedError:
-        recipe = {}, {}, (0, []), (0, []), pooled, None
+        recipe = {}, {}, (0, []), (0, []), False, pooled, None
     library.learn(q, k, v, beta, scales, is_causal, dropout_p, *recipe)
 
 
 def _parts(launches: Sequence[Launch], pooled: bool, recentred: bool) -> tuple[Any, ...]:
-    """Packed launches by name, tensors to allocate by role, and what shares one allocation: its size and places."""
+    """Packed launches by name, tensors to allocate by role, and what shares one allocation: its size and places.
+
+    And whether the gradients of q, k and v are thirds of one buffer.
+    """
     if _hooked():
         raise RefusedError("something listens to Triton's launches")
     packed: dict[str, Any] = {}
@@ -92,7 +95,9 @@ def _parts(launches: Sequence[Launch], pooled: bool, recentred: bool) -> tuple[A
         for role in OWN
         if (x := found.get(role)) is not None
     }
-    return packed, buffers, _block(found, KEPT), _block(found, SCRATCH)
+    gradients = [found[role].untyped_storage().data_ptr() for role in ("dq", "dk", "dv") if role in found]
+    together = len(gradients) == 3 and len(set(gradients)) == 1
+    return packed, buffers, _block(found, KEPT), _block(found, SCRATCH), together
 
 
 def _roles(name: str, pooled: bool, recentred: bool) -> list[str]:

@@ -11,8 +11,11 @@ from torch.autograd import Function
 
 from ..ops.ragged_launch import interpreted, without_triton
 
-PROGRAMS = 1056
-"""Programs of a pass: eight for each multiprocessor of a large GPU, so that runs are long and partial sums few."""
+MULTIPROCESSORS = 132
+"""Of a large GPU. A pass has as many programs as they hold at once: more would wait, and run when others idle."""
+
+TILE, STAGES = 2048, 4
+"""Elements of a tile, and tiles that a program has at hand: all but one are on their way."""
 
 MOMENTUM, EPS = 0.1, 1e-5
 
@@ -69,14 +72,26 @@ class _Pass(NamedTuple):
     def grid(self) -> tuple[int, int, int]:
         return self.runs, -(-self.width // self.tile_columns), self.members
 
+    @property
+    def shape(self) -> dict[str, int]:
+        """What a kernel is compiled for."""
+        return {"D": self.width, "BR": self.tile_rows, "BD": self.tile_columns, "STAGES": STAGES}
 
-def _divided(x: Tensor, whole_rows: bool = False) -> _Pass:
+
+def _divided(x: Tensor, each: int, whole_rows: bool = False) -> _Pass:
+    """For a kernel of which a multiprocessor holds `each` programs."""
     members, rows, width = x.shape
-    columns = _power(width) if whole_rows else min(_power(width), 64)
-    tile = max(1, 2048 // columns)
-    programs = max(1, PROGRAMS // (members * -(-width // columns)))
+    columns = _power(width) if whole_rows else _columns(width)
+    tile = max(1, TILE // columns)
+    programs = max(1, each * MULTIPROCESSORS // (members * -(-width // columns)))
     span = -(-rows // programs)
     return _Pass(members, rows, width, tile, columns, -(-span // tile) * tile)
+
+
+def _columns(width: int) -> int:
+    """A power of 2: a divisor of the width unless that is small."""
+    divisor = width & -width
+    return min(divisor, 256) if divisor >= 64 else min(_power(width), 64)
 
 
 def _power(n: int) -> int:
@@ -109,6 +124,14 @@ def _fold(x: Tensor, dtype: torch.dtype) -> Tensor:
     return y
 
 
+def _row_sum(x: Tensor) -> Tensor:
+    """[members, width], the sum over rows."""
+    how = _divided(x, 8)
+    sums = x.new_empty(how.members, how.runs, how.width, dtype=torch.float32)
+    _kernels().column_sums[how.grid](x, sums, how.rows, how.span, **how.shape)
+    return _fold(sums, x.dtype)
+
+
 class _Embed(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor, positions: Tensor, factor: float, drop: Dropout | None) -> Tensor:
@@ -116,11 +139,11 @@ class _Embed(Function):
         length = positions.shape[1]
         ctx.about = (length, factor, drop, bias.dtype, positions.dtype)
         y = torch.empty_like(x)
-        grid, tile, columns = _by_steps(members, length, width)
+        grid, shape = _by_steps(members, length, width)
         seed, numbers = _drop_arguments(drop, x)
         _kernels().embed[grid](
             x, bias, positions, seed, y, bias.stride(0), positions.stride(0), rows // length, length, factor, *numbers,
-            D=width, BR=tile, BD=columns, DROPOUT=drop is not None,
+            **shape, DROPOUT=drop is not None,
         )  # fmt: skip
         return y
 
@@ -131,19 +154,23 @@ class _Embed(Function):
         members, rows, width = dy.shape
         dx = torch.empty_like(dy)
         dpositions = dy.new_empty(members, length, width, dtype=torch.float32)
-        grid, tile, columns = _by_steps(members, length, width)
+        grid, shape = _by_steps(members, length, width)
         seed, numbers = _drop_arguments(drop, dy)
         _kernels().embed_backward[grid](
-            dy, seed, dx, dpositions, rows // length, length, factor, *numbers, D=width, BR=tile, BD=columns,
-            DROPOUT=drop is not None,
+            dy, seed, dx, dpositions, rows // length, length, factor, *numbers, **shape, DROPOUT=drop is not None
         )  # fmt: skip
         return dx, (dpositions.sum(1) * factor).to(bias_dtype), dpositions.to(dtype), None, None
 
 
-def _by_steps(members: int, length: int, width: int) -> tuple[tuple[int, int, int], int, int]:
-    columns = min(_power(width), 64)
-    tile = 4 if length < 1024 else 16
-    return (-(-length // tile), -(-width // columns), members), tile, columns
+def _by_steps(members: int, length: int, width: int) -> tuple[tuple[int, int, int], dict[str, int]]:
+    """Programs, each with some steps of all series, and what they are compiled for: eight elements a thread."""
+    columns = _columns(width)
+    share = members * length * width // (4 * MULTIPROCESSORS)
+    elements = min(1024, max(256, _power(share + 1) // 2))
+    tile = max(1, elements // columns)
+    warps = max(1, tile * columns // 256)
+    shape = {"D": width, "BR": tile, "BD": columns, "STAGES": STAGES, "num_warps": warps}
+    return (-(-length // tile), -(-width // columns), members), shape
 
 
 def embed(x: Tensor, bias: Tensor, positions: Tensor, factor: float, drop: Dropout | None) -> Tensor:
@@ -160,21 +187,22 @@ def _normalised(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """norm(x + dropout(a + a_bias)); what was normalised; and its moments."""
     of_batch, kernels = norm.mean is not None, _kernels()
-    how = _divided(x)
+    how = _divided(x, 4)
     r, y = torch.empty_like(x), torch.empty_like(x)
     seed, numbers = _drop_arguments(drop, x)
     sums = x.new_empty(how.members, how.runs, 2, how.width, dtype=torch.float32) if of_batch and training else x
     kernels.add[how.grid](
         x, a, a_bias, seed, norm.mean if of_batch else x, r, sums, a_bias.stride(0), how.rows, how.span, *numbers,
-        D=how.width, BR=how.tile_rows, BD=how.tile_columns, DROPOUT=drop is not None, SUMS=of_batch and training,
+        **how.shape, DROPOUT=drop is not None, SUMS=of_batch and training,
     )  # fmt: skip
     assert norm.weight.stride(0) == norm.bias.stride(0)
     if not of_batch:
-        how = _divided(x, whole_rows=True)
+        warps = 8 if x.shape[-1] >= 512 else 4
+        how = _divided(x, 32 // warps, whole_rows=True)
         moments = x.new_empty(how.members, how.rows, 2, dtype=torch.float32)
         kernels.layer_normal[how.grid](
-            r, norm.weight, norm.bias, y, moments, norm.weight.stride(0), how.rows, how.span, EPS, D=how.width,
-            BR=how.tile_rows, BD=how.tile_columns, num_warps=8 if how.width >= 512 else 4,
+            r, norm.weight, norm.bias, y, moments, norm.weight.stride(0), how.rows, how.span, EPS, **how.shape,
+            num_warps=warps,
         )  # fmt: skip
         return y, r, moments
     assert norm.mean is not None and norm.variance is not None
@@ -185,10 +213,10 @@ def _normalised(
         )
     else:
         moments = torch.stack((norm.mean, (norm.variance + EPS).rsqrt()), 1)
+    how = _divided(x, 8)
     kernels.batch_normal[how.grid](
-        r, moments, norm.weight, norm.bias, y, norm.weight.stride(0), how.rows, how.span, D=how.width,
-        BR=how.tile_rows, BD=how.tile_columns,
-    )  # fmt: skip
+        r, moments, norm.weight, norm.bias, y, norm.weight.stride(0), how.rows, how.span, **how.shape
+    )
     return y, r, moments
 
 
@@ -197,26 +225,29 @@ def _normalised_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, a, a_bias, and of the norm's weight and bias."""
     kernels = _kernels()
-    how = _divided(r, whole_rows=not of_batch)
     dr = torch.empty_like(r)
     da = dr if drop is None else torch.empty_like(r)
     seed, numbers = _drop_arguments(drop, r)
-    sums = r.new_empty(how.members, how.runs, 2 if of_batch else 3, how.width, dtype=torch.float32)
-    shape: dict[str, Any] = {"D": how.width, "BR": how.tile_rows, "BD": how.tile_columns}
     if not of_batch:
+        warps = 8 if r.shape[-1] >= 512 else 4
+        how = _divided(r, 16 // warps, whole_rows=True)
+        sums = r.new_empty(how.members, how.runs, 3, how.width, dtype=torch.float32)
         kernels.layer_backward[how.grid](
-            dy, r, moments, weight, seed, dr, da, sums, weight.stride(0), how.rows, how.span, *numbers, **shape,
-            DROPOUT=drop is not None, num_warps=8 if how.width >= 512 else 4,
+            dy, r, moments, weight, seed, dr, da, sums, weight.stride(0), how.rows, how.span, *numbers, **how.shape,
+            DROPOUT=drop is not None, num_warps=warps,
         )  # fmt: skip
         dbias, dweight, da_bias = _fold(sums, torch.float32).unbind(1)
         return dr, da, da_bias, dweight, dbias
-    kernels.batch_sums[how.grid](dy, r, moments, sums, how.rows, how.span, **shape)
+    how = _divided(r, 6)
+    sums = r.new_empty(how.members, how.runs, 2, how.width, dtype=torch.float32)
+    kernels.batch_sums[how.grid](dy, r, moments, sums, how.rows, how.span, **how.shape)
     found = r.new_empty(how.members, 2, how.width, dtype=torch.float32)
     kernels.batch_gradients[(-(-how.width // 16), how.members)](sums, found, how.runs, D=how.width, BD=16, BP=64)
+    how = _divided(r, 4)
     da_sums = r.new_empty(how.members, how.runs, how.width, dtype=torch.float32)
     kernels.batch_backward[how.grid](
-        dy, r, moments, found, weight, seed, dr, da, da_sums, weight.stride(0), how.rows, how.span, *numbers, **shape,
-        DROPOUT=drop is not None,
+        dy, r, moments, found, weight, seed, dr, da, da_sums, weight.stride(0), how.rows, how.span, *numbers,
+        **how.shape, DROPOUT=drop is not None,
     )  # fmt: skip
     return dr, da, _fold(da_sums, r.dtype), found[:, 1], found[:, 0]
 
@@ -264,11 +295,11 @@ class _FeedForward(Function):
     ) -> Tensor:  # fmt: skip
         h = torch.bmm(x, weight1.mT)
         hidden = torch.empty_like(h)
-        how = _divided(h)
+        how = _divided(h, 8)
         seed, numbers = _drop_arguments(drop1, h)
         _kernels().activate[how.grid](
-            h, bias1, seed, hidden, bias1.stride(0), how.rows, how.span, *numbers, D=how.width, BR=how.tile_rows,
-            BD=how.tile_columns, DROPOUT=drop1 is not None,
+            h, bias1, seed, hidden, bias1.stride(0), how.rows, how.span, *numbers, **how.shape,
+            DROPOUT=drop1 is not None,
         )  # fmt: skip
         norm = Norm(norm_weight, norm_bias, mean, variance)
         branch = torch.bmm(hidden, weight2.mT)
@@ -290,12 +321,12 @@ class _FeedForward(Function):
             da = dx.clone()  # dx is added to below
         dhidden = torch.bmm(da, weight2)
         dh = torch.empty_like(h)
-        how = _divided(h)
+        how = _divided(h, 6)
         sums = h.new_empty(how.members, how.runs, how.width, dtype=torch.float32)
         seed, numbers = _drop_arguments(drop1, h)
         _kernels().activate_backward[how.grid](
-            dhidden, h, bias1, seed, dh, sums, bias1.stride(0), how.rows, how.span, *numbers, D=how.width,
-            BR=how.tile_rows, BD=how.tile_columns, DROPOUT=drop1 is not None,
+            dhidden, h, bias1, seed, dh, sums, bias1.stride(0), how.rows, how.span, *numbers, **how.shape,
+            DROPOUT=drop1 is not None,
         )  # fmt: skip
         dweight2, dweight1 = weight_gradient(da, hidden), weight_gradient(dh, x)
         return (
@@ -314,26 +345,36 @@ def feed_forward(
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
+        ctx.set_materialize_grads(False)
         if bias is None:
-            return torch.bmm(x, weight.mT)
+            return torch.bmm(x, weight.mT), x.view_as(x)
         y = x.new_empty(*x.shape[:2], weight.shape[1])
         for i in range(len(x)):  # the library adds a bias on the way, but to one product, not to a batch of them
             torch.addmm(bias[i], x[i], weight[i].T, out=y[i])
-        return y
+        return y, x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         x, weight = ctx.saved_tensors
-        dy = gradients[0]
-        dx = torch.bmm(dy, weight) if ctx.needs_input_grad[0] else None
-        return dx, weight_gradient(dy, x), dy.sum(1) if ctx.has_bias else None
+        dy, dx = gradients
+        if dy is None:
+            return dx, None, None
+        dy = dy.contiguous()
+        if ctx.needs_input_grad[0]:
+            dx = torch.bmm(dy, weight) if dx is None else dx.contiguous().baddbmm_(dy, weight)
+        return dx, weight_gradient(dy, x), _row_sum(dy) if ctx.has_bias else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x · weightᵀ + bias, of [members, rows, width]."""
+    return _Linear.apply(x, weight, bias)[0]
+
+
+def linear_beside(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """`linear`, and x again, for `add_norm` and nothing else: to the gradient from there dx is added in place."""
     return _Linear.apply(x, weight, bias)
 
 
@@ -344,8 +385,8 @@ class _Head(Function):
     ) -> Tensor:
         members, cases, length, width = z.shape
         outputs = weight.shape[1]
-        block, columns = max(16, _power(outputs)), 128
-        span = -(-length * width // max(1, PROGRAMS // members))
+        block, columns = max(16, _power(outputs)), 64
+        span = -(-length * width // max(1, 5 * MULTIPROCESSORS // members))
         span = -(-span // columns) * columns
         runs = -(-length * width // span)
         parts = z.new_empty(members, runs, cases, outputs, dtype=torch.float32)
@@ -354,7 +395,7 @@ class _Head(Function):
         _kernels().head[(runs, -(-cases // tile), members)](
             z, weight, z if padding is None else padding, seed, parts, weight.stride(0), cases, length, outputs, span,
             *numbers, D=width, BC=tile, BK=columns, BO=block, DROPOUT=drop is not None,
-            HAS_PADDING=padding is not None, PRECISION=_precision(weight),
+            HAS_PADDING=padding is not None, PRECISION=_precision(weight), num_stages=STAGES,
         )  # fmt: skip
         ctx.save_for_backward(z, weight, padding)
         ctx.about = (drop, bias.dtype)
@@ -369,11 +410,11 @@ class _Head(Function):
         outputs = weight.shape[1]
         dz, dweight = torch.empty_like(z), torch.empty_like(weight, memory_format=torch.contiguous_format)
         seed, numbers = _drop_arguments(drop, z)
-        columns = 64
+        columns = 128 if outputs <= 16 else 64
         _kernels().head_backward[(-(-length * width // columns), members)](
             z, weight, z if padding is None else padding, seed, dscores, dz, dweight, weight.stride(0), cases, length,
-            outputs, *numbers, D=width, BC=min(64, max(16, _power(cases))), BK=columns, BO=max(16, _power(outputs)),
-            DROPOUT=drop is not None, HAS_PADDING=padding is not None, PRECISION=_precision(weight),
+            outputs, *numbers, D=width, BC=16, BK=columns, BO=max(16, _power(outputs)), DROPOUT=drop is not None,
+            HAS_PADDING=padding is not None, PRECISION=_precision(weight), num_stages=STAGES,
         )  # fmt: skip
         return dz, dweight, dscores.sum(1).to(dtype), None, None
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn.functional import batch_norm, dropout, gelu, layer_norm, pad
 
 from ..ops import attention
@@ -55,16 +57,17 @@ class _Pass:
         return y.squeeze(-1) if config.task == "regression" else y
 
     def block(self, name: str, x: Tensor, batch: int) -> Tensor:
-        attended = self.linear(f"{name}.self_attn.out_proj", self.attend(f"{name}.self_attn", x, batch))
+        attention = f"{name}.self_attn"
+        projected = self.product(x, self.views[f"{attention}.in_proj_weight"], self.views[f"{attention}.in_proj_bias"])
+        attended = self.linear(f"{attention}.out_proj", self.attend(attention, projected, batch))
         x = self.norm(f"{name}.norm1", x + self.drop(attended))
         hidden = self.drop(gelu(self.linear(f"{name}.linear1", x)))
         return self.norm(f"{name}.norm2", x + self.drop(self.linear(f"{name}.linear2", hidden)))
 
-    def attend(self, name: str, x: Tensor, batch: int) -> Tensor:
-        """Self-attention with its projections but for the last, [members, batch·length, d_model]."""
+    def attend(self, name: str, projected: Tensor, batch: int) -> Tensor:
+        """Self-attention of queries, keys and values side by side, [members, batch·length, d_model]."""
         config, heads = self.config, self.config.heads
-        projected = self.product(x, self.views[f"{name}.in_proj_weight"], self.views[f"{name}.in_proj_bias"])
-        parts = (part.unflatten(1, (batch, -1)).unflatten(-1, (heads, -1)) for part in projected.chunk(3, -1))
+        parts = (part.unflatten(1, (batch, -1)).unflatten(-1, (heads, -1)) for part in _Thirds.apply(projected))
         q, k, v = (part.transpose(2, 3) for part in parts)  # [members, batch, heads, length, head_dim]
         p = config.dropout if config.attention_dropout is None else config.attention_dropout
         mark, fixed = f"{name}.learned.", f"{name}.feature_"
@@ -128,16 +131,15 @@ class _Fused(_Pass):
 
     def block(self, name: str, x: Tensor, batch: int) -> Tensor:
         attention = f"{name}.self_attn"
-        attended = self.attend(attention, x, batch)
+        projection = self.views[f"{attention}.in_proj_weight"], self.views[f"{attention}.in_proj_bias"]
+        projected, x = fused.linear_beside(x, *projection)
+        attended = self.attend(attention, projected, batch)
         x = fused.add_norm(
             x, attended, *self.of(f"{attention}.out_proj"), self.normal(f"{name}.norm1"), self.site(), self.training
         )
         first, second = self.of(f"{name}.linear1"), self.of(f"{name}.linear2")
         drops = self.site(), self.site()
         return fused.feed_forward(x, *first, *second, self.normal(f"{name}.norm2"), drops, self.training)
-
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return fused.linear(x, weight, bias)
 
     def of(self, name: str) -> tuple[Tensor, Tensor]:
         return self.views[f"{name}.weight"], self.views[f"{name}.bias"]
@@ -152,6 +154,28 @@ class _Fused(_Pass):
             return None
         self.sites += 1
         return fused.Dropout(self.config.dropout, self.seeds[self.sites - 1 : self.sites])
+
+
+class _Thirds(Function):
+    """Thirds of [members, rows, 3 · width], views. Gradients that are thirds of one buffer are handed on as that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
+        return x.chunk(3, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        first = gradients[0]
+        members, rows, width = first.shape
+        strides, storage = (3 * rows * width, 3 * width, 1), first.untyped_storage().data_ptr()
+        if not torch.is_grad_enabled() and all(
+            x.stride() == strides
+            and x.storage_offset() == first.storage_offset() + i * width
+            and x.untyped_storage().data_ptr() == storage
+            for i, x in enumerate(gradients)
+        ):
+            return first.as_strided((members, rows, 3 * width), strides)
+        return torch.cat(gradients, -1)
 
 
 def attend(
