@@ -62,7 +62,7 @@ def assert_within(found: dict, truth: dict, rough: dict) -> None:
         assert relative_error(found[what], value) < budget, what
 
 
-@pytest.mark.parametrize("way", ["auto", "parallel", "ragged", "apart"])
+@pytest.mark.parametrize("way", ["auto", "parallel", "ragged", "tokens", "apart"])
 @pytest.mark.parametrize("length", [128, 1000, 2048])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_stays_within_twice_the_references_own_error(name, length, way, monkeypatch):

@@ -15,7 +15,7 @@ from torch import nn
 
 from nn.layers import reference_of
 from primaldual import MultiheadAttention, mechanism
-from primaldual.nn import grouped, pooled, recentred
+from primaldual.nn import grouped, pooled, recentred, unpooled
 from primaldual.primal import Pooled
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -59,12 +59,17 @@ def gradients(layer: MultiheadAttention, x, padding) -> dict:
 
 
 @interpreted
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("length", [1, 16, 21], ids=lambda n: f"N{n}")
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize(
+    ("length", "bias"), [(1, True), (16, True), (21, True), (21, False)], ids=["N1", "N16", "N21", "N21, no bias"]
+)
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, monkeypatch):
+def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, way, monkeypatch):
+    if way != "tokens" and not isinstance(LAYERS[name].training_set, Pooled):
+        pytest.skip("one route")
     ways = []
     chosen = pooled.how
+    monkeypatch.setattr(pooled, "SHORT", 32 if way == "tokens" else 0)
     monkeypatch.setattr(pooled, "how", lambda *given: ways.append(chosen(*given)) or ways[-1])
     for module in (recentred, grouped):
         monkeypatch.setattr(module, "BLOCK", 8)  # so that there are several
@@ -72,15 +77,54 @@ def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, monkeypatch
     for parameter in layer.parameters():
         nn.init.normal_(parameter, mean=0.1, std=0.3)
     slow = reference_of(layer).double()
-    x = torch.randn(2, length, E, requires_grad=True)
+    x = torch.randn(3, length, E, requires_grad=True)
     paddings = [None]
     if name.startswith("bn,") and bias:
         monkeypatch.setattr(recentred, "WHOLE", 8)  # in chunks
         monkeypatch.setattr(recentred, "CHUNK", 5)
-        paddings += [torch.arange(length) >= torch.tensor([[length], [0]])]
+        paddings += [torch.arange(length) >= torch.tensor([[length], [0], [1]])]
     for padding in paddings:
         found, expected = gradients(layer, x, padding), gradients(slow, x.detach().double().requires_grad_(), padding)
         largest = max(float(value.detach().abs().max()) for value in expected.values())
         for what, value in expected.items():
             assert (found[what] - value).abs().max() < 1e-5 * largest, what
-    assert ways == (["ragged"] if isinstance(LAYERS[name].training_set, Pooled) else [])
+    assert ways == ([way] if isinstance(LAYERS[name].training_set, Pooled) else [])
+
+
+@interpreted
+def test_gradients_of_tokens_are_handed_on_without_a_copy(monkeypatch):
+    kept = []
+    together = unpooled._together
+    monkeypatch.setattr(unpooled, "_together", lambda given: kept.append((given[0], together(given))) or kept[-1][1])
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["bn+sh"])
+    x = torch.randn(3, 21, E, requires_grad=True)
+    layer(x, x, x, need_weights=False)[0].sum().backward()
+    [(dq, packed)] = kept
+    assert packed.data_ptr() == dq.data_ptr()
+    apart = tuple(part.clone() for part in packed.permute(2, 0, 3, 1, 4))
+    torch.testing.assert_close(together(apart), packed, rtol=0, atol=0)
+
+
+@interpreted
+def test_the_routes_drop_the_same_weights(monkeypatch):
+    layer = MultiheadAttention(E, H, dropout=0.5, batch_first=True, mechanism=LAYERS["bn+sh"])
+    x, found = torch.randn(3, 16, E, requires_grad=True), []
+    for way in ("tokens", "ragged"):
+        monkeypatch.setattr(pooled, "how", lambda *given, way=way: way)
+        torch.manual_seed(0)
+        found.append(gradients(layer, x, None))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    torch.manual_seed(1)
+    assert (gradients(layer, x, None)["out"] - found[0]["out"]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(("tokens", "way"), [(1, "tokens"), (4, "tokens"), (5, "ragged")])
+@interpreted
+def test_the_route_goes_by_length(tokens, way, monkeypatch):
+    monkeypatch.setattr(pooled, "SHORT", 4)
+    groups = grouped.Groups(((1, (0, 1)), (2, (2, 3))), 1, tokens, 4, 16)
+    q = torch.empty(1, 4, tokens, 16)
+    assert pooled.how("auto", q, groups) == way
+    assert pooled.how("ragged", q, groups) == way
+    assert pooled.how("sdpa", q, groups) == "apart"
+    assert pooled.how("auto", q.double(), groups) == "apart"

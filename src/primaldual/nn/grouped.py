@@ -31,6 +31,12 @@ class Groups(NamedTuple):
     head_dim: int
 
     @property
+    def scales(self) -> tuple[int, ...]:
+        """Of every head."""
+        of_heads = {head: scale for scale, heads in self.groups for head in heads}
+        return tuple(of_heads[head] for head in range(self.heads))
+
+    @property
     def windows(self) -> list[int]:
         return [-(-self.tokens // scale) for scale, _ in self.groups]
 
@@ -87,7 +93,7 @@ class _Projected(torch.autograd.Function):
         fork = forked(x, 5)
         if recentred:
             with fork.part(0):
-                mean, shift = _shift(x, weight, bias, beta, number, groups)
+                mean, shift = shift_of_groups(x, weight, bias, beta, number, groups)
             ctx.mark_non_differentiable(shift)
         for n, ((scale, heads), to) in enumerate(zip(groups.groups, points, strict=True)):
             with fork.part(1 + n % 3):
@@ -143,7 +149,7 @@ class _Projected(torch.autograd.Function):
                     _put(part.T @ _pool(x, scale), dweight, heads, groups)
         with fork.part(2):
             if dbias is not None:
-                _biases(sums, of_values, beta, number, dbias, groups)
+                biases(sums, of_values, beta, number, dbias, groups)
             if want_beta and mean is not None:
                 dbeta = -(sums.sum(1).view_as(mean) * mean).sum((0, 2)).to(beta.dtype)
         if dx is not None and back is not None:
@@ -178,14 +184,17 @@ class _Tables(NamedTuple):
     pooled: Tensor  # scale, windows and first point of each pooled group
     means: Tensor  # of each head: where its sums are, and of how many points
     heads: list[Tensor]  # of each group
+    votes: Tensor  # scale and windows of each head
 
 
 @functools.lru_cache(maxsize=64)
 def _tables(groups: Groups, device: torch.device) -> _Tables:
     pooled, means, first = [], [(0, groups.tokens)] * groups.heads, 0
+    of_heads = [(1, groups.tokens)] * groups.heads
     for number, ((scale, heads), windows) in enumerate(zip(groups.groups, groups.windows, strict=True)):
-        if not groups.whole:
-            for head in heads:
+        for head in heads:
+            of_heads[head] = (scale, windows)
+            if not groups.whole:
                 means[head] = (number, windows)
         if scale > 1:
             pooled.append((scale, windows, first))
@@ -194,7 +203,12 @@ def _tables(groups: Groups, device: torch.device) -> _Tables:
     def put(data: Sequence[object]) -> Tensor:
         return torch.tensor(data, dtype=torch.int64, device=device)
 
-    return _Tables(put(pooled), put(means), [put(heads) for _, heads in groups.groups])
+    return _Tables(put(pooled), put(means), [put(heads) for _, heads in groups.groups], put(of_heads))
+
+
+def votes(groups: Groups, device: torch.device) -> Tensor:
+    """Scale and windows of each head, [H, 2]."""
+    return _tables(groups, device).votes
 
 
 def _pool(x: Tensor, scale: int) -> Tensor:
@@ -208,7 +222,7 @@ def _pool(x: Tensor, scale: int) -> Tensor:
     return out
 
 
-def _shift(
+def shift_of_groups(
     x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, number: float, groups: Groups
 ) -> tuple[Tensor, Tensor]:
     """μ and βμ, [B, H, D] each."""
@@ -234,7 +248,7 @@ def _finish(parts: list[Tensor], sums: Tensor, beta: Tensor | None, number: floa
     return found
 
 
-def _biases(
+def biases(
     sums: Tensor, of_values: Tensor, beta: Tensor | None, number: float, out: Tensor, groups: Groups
 ) -> None:  # fmt: skip
     """Gradients of the biases of queries, keys and values."""

@@ -1,8 +1,8 @@
 """Scaled heads inside a layer: inputs are pooled before the key and value projections (Remark downsample-x).
 
 A head pooled by s projects N/s tokens instead of N, and from there on it is an ordinary head over fewer keys. On a GPU,
-softmax heads in self-attention without padding, re-centred or not, have their projections in `grouped`, and attend all
-at once.
+softmax heads in self-attention without padding, re-centred or not, attend all at once. Their projections are in
+`grouped`; of short sequences, for which pooling first does not pay, in `unpooled`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..dual import GroupHeadsByScale, PoolBeforeProjection
-from ..ops import attention, parallel, ragged_launch
+from ..ops import attention, parallel, ragged_launch, ragged_ops
 from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
 from ..ops.ragged import MAX_HEAD_DIM
 from ..primal import AllKeys, Exponential, KernelSum, Pooled
-from . import grouped
+from . import grouped, unpooled
 from .grouped import Groups
 from .launching import captured, launches
 from .recentred import as_linear, beta_of, plain, recenter_of
@@ -29,7 +29,10 @@ from .recentred import as_linear, beta_of, plain, recenter_of
 if TYPE_CHECKING:
     from .multihead import MultiheadAttention
 
-LONG = (2048, 8192)
+SHORT = 2048
+"""Tokens up to which one product for all of them, pooled afterwards, is faster than a product per scale."""
+
+LONG = (4096, 8192)
 """Tokens from which on cuDNN's kernels, one stream per scale, are faster than one launch of ours: captured, eager."""
 
 
@@ -87,7 +90,11 @@ def _softmax_heads(layer: MultiheadAttention) -> bool:
 
 
 def how(impl: str, q: Tensor, groups: Groups, dropout_p: float = 0.0) -> str:
-    """Which way heads of several lengths attend: "parallel", "ragged", or group by group, "apart".
+    """Which way heads of several lengths go, by name.
+
+    "tokens": keys and values are pooled, in the attention, instead of inputs; else these are, with a product per scale.
+    "ragged": all heads attend in one launch, as with "tokens". "parallel": cuDNN's, one per scale. "apart": group by
+    group.
 
     cuDNN's kernels hold more memory beside the result than ours do, so they are for training; and dropout costs them
     more than it costs ours.
@@ -100,7 +107,9 @@ def how(impl: str, q: Tensor, groups: Groups, dropout_p: float = 0.0) -> str:
     if impl == "auto" and long and in_line and sound and parallel.usable(q, q, q):
         return "parallel"
     watched = torch._C._len_torch_dispatch_stack() > 0  # a FLOP counter sees operators, and no launches
-    return "ragged" if impl in ("auto", "ragged") and not watched else "apart"
+    if impl not in ("auto", "ragged") or watched:
+        return "apart"
+    return "tokens" if groups.tokens <= SHORT else "ragged"
 
 
 def _attend_grouped(
@@ -109,10 +118,20 @@ def _attend_grouped(
 ) -> Tensor:  # fmt: skip
     recentred = bool(layer.primal.inputs)
     number, beta = beta_of(layer) if recentred else (0.0, None)
+    if way == "tokens":
+        q, k, v = unpooled.project(x, weight, bias, groups, recentred, number, beta)
+        return ragged_ops.attend_tokens(q, k, v, None, groups.scales, False, dropout_p, _seed(q, dropout_p))
     q, shift, points = grouped.project(x, weight, bias, groups, recentred, number, beta, way == "ragged")
     if way == "parallel":
         return parallel.attend(q, points, shift, dropout_p)
     return _Ragged.apply(q, points[0], shift, groups, dropout_p)
+
+
+def _seed(q: Tensor, dropout_p: float) -> Tensor | None:
+    """Drawn on the device, so that a replayed CUDA graph drops other weights each time."""
+    if not dropout_p:
+        return None
+    return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=q.device)
 
 
 class _Ragged(torch.autograd.Function):
@@ -120,9 +139,7 @@ class _Ragged(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, flat: Tensor, shift: Tensor | None, groups: Groups, dropout_p: float) -> Tensor:
-        seed = None
-        if dropout_p:  # drawn on the device, so that a replayed CUDA graph drops other weights each time
-            seed = torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=q.device)
+        seed = _seed(q, dropout_p)
         call = ragged_launch.Call(_layout(groups), shift, dropout_p=dropout_p, seed=seed)
         out, lse = ragged_launch.forward(q, flat, flat, groups.head_dim, call)
         ctx.save_for_backward(q, flat, shift, out, lse, seed)

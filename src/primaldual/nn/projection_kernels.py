@@ -100,24 +100,25 @@ def assemble(
 
 @triton.jit
 def columns(
-    x_ptr, share_ptr, sums_ptr, N, C, sums_batch,
+    x_ptr, share_ptr, sums_ptr, x_part, x_batch, x_row, B, N, C, sums_batch,
     SCALE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, HAS_SHARE: tl.constexpr,
 ):  # fmt: skip
-    """Σ_n x_n over every block of BN rows, [B, N, C] to [B, blocks, C]; weighed by a share of each row.
+    """Σ_n x_n over every block of BN rows, [parts, B, N, C] to [parts, B, blocks, C]; weighed by a share of each row.
 
     With SCALE > 1 that share is 1 / (tokens of n's window), so that the sum is the one of the windows' means.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    batch = tl.program_id(2).to(tl.int64)
+    batch = (tl.program_id(2) % B).to(tl.int64)
+    x_ptr += tl.program_id(2) // B * x_part.to(tl.int64)
     here = (n[:, None] < N) & (c[None, :] < C)
-    x = tl.load(x_ptr + batch * N * C + n[:, None] * C + c[None, :], mask=here, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + batch * x_batch + n[:, None] * x_row + c[None, :], mask=here, other=0.0).to(tl.float32)
     if HAS_SHARE:
         share = tl.load(share_ptr + batch * N + n, mask=n < N, other=0.0)[:, None]
         x = tl.where(share > 0, x * share, 0.0)  # a padded token may hold anything
     if SCALE > 1:
         x /= tl.maximum(tl.minimum(N - n // SCALE * SCALE, SCALE), 1).to(tl.float32)[:, None]
-    tl.store(sums_ptr + batch * sums_batch + tl.program_id(0) * C + c, tl.sum(x, 0), mask=c < C)
+    tl.store(sums_ptr + tl.program_id(2).to(tl.int64) * sums_batch + tl.program_id(0) * C + c, tl.sum(x, 0), mask=c < C)
 
 
 @triton.jit
@@ -231,6 +232,33 @@ def finish(
             share *= beta
         grad = tl.load(at, mask=here, other=0.0).to(tl.float32) - share[None, :]
         tl.store(at, grad.to(grad_ptr.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def spread(
+    dk_ptr, dq_ptr, beta_ptr, table_ptr, N, E, blocks, dk_batch, dk_row, beta,
+    D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr, LEARNED: tl.constexpr,
+):  # fmt: skip
+    """dk_i −= (share of i in μ) · β Σ_n dq_n, in place: what goes through μ.
+
+    Every window has one vote in μ. Table: scale and windows of each head. dq_ptr: Σ_n dq_n in so many blocks.
+    """
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    head = tl.program_id(1)
+    batch = tl.program_id(2).to(tl.int64)
+    d = tl.arange(0, BD)
+    scale = tl.load(table_ptr + head * 2).to(tl.int32)
+    windows = tl.load(table_ptr + head * 2 + 1).to(tl.float32)
+    total = _over_blocks(dq_ptr + batch * blocks * E + head * D, blocks, E, d, D, BB, BD)
+    if LEARNED:
+        total *= tl.load(beta_ptr + head).to(tl.float32)
+    else:
+        total *= beta
+    size = tl.maximum(tl.minimum(N - n // scale * scale, scale), 1).to(tl.float32)
+    here = (n[:, None] < N) & (d[None, :] < D)
+    at = dk_ptr + batch * dk_batch + n[:, None] * dk_row + head * D + d[None, :]
+    dk = tl.load(at, mask=here, other=0.0).to(tl.float32) - (1.0 / (windows * size))[:, None] * total[None, :]
+    tl.store(at, dk.to(dk_ptr.dtype.element_ty), mask=here)
 
 
 @triton.jit

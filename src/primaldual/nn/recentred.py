@@ -110,7 +110,7 @@ class _Recentred(torch.autograd.Function):
         affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
         fork.join()
         q, k, v = packed.view(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4).unbind(0)
-        _recentre(q, shift)
+        recentre(q, shift)
         ctx.save_for_backward(x, weight, beta, share, None if beta is None else mean)
         ctx.settings = number, None if bias is None else bias.dtype
         return q, k, v
@@ -149,7 +149,7 @@ def _block(dim: int) -> int:
     return min(32, max(16, power(dim)))
 
 
-def _recentre(q: Tensor, shift: Tensor) -> None:
+def recentre(q: Tensor, shift: Tensor) -> None:
     """Take the shift off the queries, in place."""
     B, H, N, D = q.shape
     if not launches(q):
@@ -186,15 +186,16 @@ def _one_group(heads: int, points: int, device: torch.device) -> Tensor:
 
 
 def column_sums(x: Tensor, share: Tensor | None = None, out: Tensor | None = None, scale: int = 1) -> Tensor:
-    """Σ_n x_n of [B, N, C], each row weighed by its share, over blocks of rows: [B, blocks, C] in float32.
+    """Σ_n x_n of [.., B, N, C], each row weighed by its share, over blocks of rows: [.., B, blocks, C] in float32.
 
-    With a scale, rows are weighed so that the sum is that of the means over windows of so many.
+    Rows of x may lie apart. With a scale, they are weighed so that the sum is that of means over windows of so many.
     """
-    B, N, C = x.shape
-    out = x.new_empty(B, -(-N // BLOCK), C, dtype=torch.float32) if out is None else out
+    *parts, B, N, C = x.shape
+    out = x.new_empty(*parts, B, -(-N // BLOCK), C, dtype=torch.float32) if out is None else out
     launch(
-        "columns", (out.shape[1], -(-C // 64), B), (x, share, out),
-        (N, C, out.stride(0), scale, BLOCK, 64, share is not None),
+        "columns", (out.shape[-2], -(-C // 64), x.numel() // (N * C)), (x, share, out),
+        (x.stride(0) if parts else 0, *x.stride()[-3:-1], B, N, C, out.stride(-3), scale, BLOCK, 64,
+         share is not None),
     )  # fmt: skip
     return out
 

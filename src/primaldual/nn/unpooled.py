@@ -1,0 +1,100 @@
+"""The projections of scaled heads in short sequences: one product for all tokens, whose windows are averaged later.
+
+    [q; k; v] = W x + b,   q −= βμ_h
+
+What pooled inputs would save in arithmetic (see `grouped`) is less, there, than what a product per scale costs. The
+gradients of q, k and v are thirds of one buffer. What goes through μ is added to those of the keys, as in `recentred`,
+and two products give everything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .grouped import Groups, biases, shift_of_groups, votes
+from .launching import forked, launch, power
+from .recentred import affine, column_sums, recentre
+
+
+def project(
+    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, number: float, beta: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, re-centred where heads are, keys and values [B, H, N, D]: thirds of one buffer."""
+    return _Projected.apply(x, weight, bias, beta, groups, recentred, number)
+
+
+class _Projected(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool,
+        number: float,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        x = x.contiguous()
+        B, N, E = x.shape
+        packed = x.new_empty(B, N, 3, groups.heads, groups.head_dim)
+        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+        mean = None
+        if recentred:  # before the product, which leaves no room beside it
+            mean, shift = shift_of_groups(x, weight, bias, beta, number, groups)
+        affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
+        if recentred:
+            recentre(q, shift)
+        ctx.save_for_backward(x, weight, beta, None if beta is None else mean)
+        ctx.settings = groups, recentred, number, None if bias is None else bias.dtype
+        return q, k, v
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, beta, mean = ctx.saved_tensors
+        groups, recentred, number, bias_dtype = ctx.settings
+        want_x, want_weight, want_bias, want_beta = ctx.needs_input_grad[:4]
+        B, N, E = x.shape
+        dqkv = _together(gradients).view(B, N, 3, E)
+        sums, of_values = column_sums(dqkv.permute(2, 0, 1, 3)[::2])  # products leave no room beside them
+        if recentred:
+            _spread(dqkv[:, :, 1], sums, beta, number, groups)
+        dqkv, tokens = dqkv.view(-1, 3 * E), x.view(-1, E)
+        dx = x.new_empty(tokens.shape) if want_x else None
+        dweight = torch.empty_like(weight) if want_weight else None
+        dbias = torch.empty(3 * E, dtype=bias_dtype, device=x.device) if want_bias else None
+        dbeta = None
+        fork = forked(x, 2)
+        with fork.part(0):
+            if dx is not None:
+                torch.mm(dqkv, weight, out=dx)
+        if dbias is not None:
+            biases(sums, of_values.view(-1, E), beta, number, dbias, groups)
+        if dweight is not None:
+            torch.mm(dqkv.T, tokens, out=dweight)
+        if beta is not None and mean is not None and want_beta:
+            dbeta = -(sums.sum(1).view_as(mean) * mean).sum((0, 2)).to(beta.dtype)
+        fork.join()
+        return None if dx is None else dx.view_as(x), dweight, dbias, dbeta, None, None, None
+
+
+def _together(gradients: tuple[Tensor, ...]) -> Tensor:
+    """[B, N, 3, H, D] of three [B, H, N, D]: the buffer of which they are thirds, or a copy."""
+    first = gradients[0]
+    B, H, N, D = first.shape
+    strides = 3 * N * H * D, D, 3 * H * D, 1
+    if all(
+        x.stride() == strides
+        and x.storage_offset() == first.storage_offset() + i * H * D
+        and x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        for i, x in enumerate(gradients)
+    ):
+        return first.as_strided((B, N, 3, H, D), (3 * N * H * D, 3 * H * D, H * D, D, 1))
+    return torch.stack([x.transpose(1, 2) for x in gradients], 2)
+
+
+def _spread(dk: Tensor, sums: Tensor, beta: Tensor | None, number: float, groups: Groups) -> None:
+    """Add what goes through μ to the gradients of the keys [B, N, E], in place, from Σ_i dq_i in blocks."""
+    (B, blocks, E), N, D = sums.shape, groups.tokens, groups.head_dim
+    launch(
+        "spread", (-(-N // 128), groups.heads, B), (dk, sums, beta, votes(groups, dk.device)),
+        (N, E, blocks, *dk.stride()[:2], number, D, power(D), 128, min(32, power(blocks)), beta is not None),
+    )  # fmt: skip
