@@ -37,11 +37,6 @@ DTYPES += [(torch.float32, n) for n in LENGTHS]
 DTYPES += [(torch.float16, n) for n in (128, 129, 4097)]
 
 
-@pytest.fixture(autouse=True)
-def switched_on(monkeypatch) -> None:
-    monkeypatch.setattr(linear, "CAUSAL_KERNEL_ON_CUDA", True)
-
-
 @pytest.fixture
 def calls(monkeypatch) -> list:
     """The calls of the operator, so that a test knows that it ran."""

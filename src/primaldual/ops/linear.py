@@ -5,8 +5,7 @@
 Causal: query i, at place t of window w, sums over the windows before w and the running mean of its own. The windows
 before come as the state of all earlier chunks and a small dense product inside its own chunk.
 
-On a GPU elu + 1 and random features run in the kernels of `linear_triton`, which read every tensor once; causal heads
-run here (see `CAUSAL_KERNEL_ON_CUDA`).
+On a GPU elu + 1 and random features run in the kernels of `linear_triton`, which read every tensor once.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ from .statistics import moments
 
 CHUNK = 64
 """Windows per chunk of the causal form."""
-
-CAUSAL_KERNEL_ON_CUDA = False
-"""Not before the kernel as it stands has passed `tests/ops/test_linear_gpu.py`, which switches it on."""
 
 _TRITON = find_spec("triton") is not None
 _KERNEL_DEVICES = ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
@@ -115,8 +111,6 @@ def _has_kernel(p: Problem) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:  # they have no rule for vmap and its kin
         return False
     dims = p.q.shape[-1], p.v.shape[-1]
-    if p.q.is_cuda and p.is_causal and not CAUSAL_KERNEL_ON_CUDA:
-        return False
     if p.q.is_cuda and p.q.dtype != torch.float32 and any(dim % 8 for dim in dims):
         return False  # rows of no whole 16 bytes: right in the interpreter, not yet seen right on a GPU
     from .linear_triton import takes
