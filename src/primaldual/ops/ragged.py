@@ -1,6 +1,6 @@
 """Our own fused attention: heads with different numbers of keys in one launch (kernels in `ragged_kernels`).
 
-Softmax heads only, as in `sdpa`. Mean pooling without masks goes through `ragged_tokens`, which pools, attends and, on
+Softmax heads only, as in `sdpa`; of sparse ones all scores are computed (`ragged_marks`). Mean pooling without masks goes through `ragged_tokens`, which pools, attends and, on
 the way back, hands the gradients to the tokens. Everything else pools first and goes through `ragged_points`; padded
 sequences do that for all heads at once (`padded`), the rest group by group.
 """
@@ -17,10 +17,11 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale
 from ..dual.rewrites import pooling_of
 from ..primal import Recenter, Sparse
-from . import sdpa
+from . import ragged_marks, sdpa
 from .padded import Line, in_line, keep_padded, pool_padded
 from .problem import Problem, in_order
 from .ragged_launch import Layout, interpreted, without_triton
+from .ragged_marks import marks
 from .ragged_ops import attend_points, attend_tokens, known
 from .ragged_ops import packed as packed
 from .ragged_ops import traced as traced
@@ -35,8 +36,13 @@ def refusal(problem: Problem) -> str | None:
         return reason.replace("fused attention", "the ragged kernel")
     if problem.attn_hidden is not None:
         return "an attn_mask gives every query its own keys"
-    if isinstance(problem.primal.training_set, Sparse):
-        return "the ragged kernel has no sparse patterns"
+    training_set = problem.primal.training_set
+    if isinstance(training_set, Sparse):
+        if problem.is_causal:
+            return "the ragged kernel has no causal form of sparse patterns"
+        for scale in sorted(set(problem.scales)):
+            if reason := ragged_marks.refusal(training_set.pattern, training_set.points(scale, problem.k.shape[2])):
+                return reason
     if problem.q.dtype not in DTYPES:
         return f"the ragged kernel takes {', '.join(str(d)[6:] for d in DTYPES)}, not {str(problem.q.dtype)[6:]}"
     widest = max(problem.q.shape[-1], problem.v.shape[-1])
@@ -46,7 +52,7 @@ def refusal(problem: Problem) -> str | None:
         return (
             f"the ragged kernel takes multiples of 8, not head dimensions {problem.q.shape[-1]}, {problem.v.shape[-1]}"
         )
-    pooled = pooling_of(problem.primal.training_set)
+    pooled = pooling_of(training_set)
     learned = pooled is not None and pooled.how == "conv" and max(problem.scales) > 1  # the bias is pooled with it
     if problem.key_bias is not None and (problem.key_bias.requires_grad or learned):
         return "the ragged kernel has no gradient for a bias on keys"
@@ -56,6 +62,8 @@ def refusal(problem: Problem) -> str | None:
         return "1/σ² over the few keys that the first queries see magnifies what does not cancel in the ragged kernel"
     if problem.q.device.type != "cuda" and not interpreted():
         return f"the ragged kernel runs on a CUDA device, not on {problem.q.device.type}"
+    if _capturing(problem) and not ragged_marks.known(problem):
+        return "the marks of its pattern are not on the device; run it once on a side stream before the capture"
     if _capturing(problem) and (_plain(problem) or (_padded(problem) and max(problem.scales) > 1)):
         p = problem
         if not known(p.q, p.k, p.v, p.scales, p.is_causal, _plain(p) and _beta(p) is None):
@@ -106,14 +114,14 @@ def _simple(p: Problem) -> bool:
 
 def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
-    if p.dropout_p or not _plain(p):
+    if p.dropout_p or not _plain(p) or isinstance(p.primal.training_set, Sparse):
         return None
     beta, scales, is_causal = _beta(p), p.scales, p.is_causal
     return lambda q, k, v: attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
 
 
 def _tokens(p: Problem, seed: Tensor | None) -> Tensor:
-    return attend_tokens(p.q, p.k, p.v, _beta(p), p.scales, p.is_causal, p.dropout_p, seed)
+    return attend_tokens(p.q, p.k, p.v, _beta(p), p.scales, p.is_causal, p.dropout_p, seed, marks(p))
 
 
 def _windows(p: Problem, seed: Tensor | None) -> Tensor:
@@ -128,7 +136,7 @@ def _windows(p: Problem, seed: Tensor | None) -> Tensor:
         shift = None if points.mean is None or beta is None else points.mean * beta[:, None]
     return attend_points(
         p.q, points.keys, points.values, points.layout, p.v.shape[-1], shift=shift, bias=points.bias,
-        dropout_p=p.dropout_p, seed=seed,
+        dropout_p=p.dropout_p, seed=seed, marks=marks(p),
     )[0]  # fmt: skip
 
 
@@ -175,7 +183,7 @@ def _points(p: Problem, seed: Tensor | None) -> Tensor:
         k_offset, v_offset = k_offset + k.flat.numel(), v_offset + v.flat.numel()
     return attend_points(
         q, _join(keys), _join(values), layout, p.v.shape[-1], bias=bias, own=(own_k, own_v, own_bias),
-        is_causal=p.is_causal, dropout_p=p.dropout_p, seed=seed,
+        is_causal=p.is_causal, dropout_p=p.dropout_p, seed=seed, marks=marks(p),
     )[0]  # fmt: skip
 
 

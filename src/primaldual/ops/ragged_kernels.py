@@ -8,7 +8,8 @@ the short heads fill the gaps that the long ones leave.
     s_ij = (q_i − shift)·k_j · scale + bias_j,   p_ij = exp(s_ij − lse_i),   out_i = Σ_j p_ij v_j
 
 `shift` re-centres a head's queries; the backward pass is given the queries as they were rounded after it. A causal head
-whose windows hold `window` tokens sees the complete windows before its own, and one point of its own.
+whose windows hold `window` tokens sees the complete windows before its own, and one point of its own. Of a sparse head
+all scores are computed, and those that its pattern keeps take part (`_kept`; `ragged_marks` says what the marks are).
 """
 
 from __future__ import annotations
@@ -107,6 +108,15 @@ def _weight(x):
     Beyond the last point, where keys and values are zeros, it is thus finite too, and adds nothing.
     """
     return tl.exp2(tl.minimum(x, 0.0))
+
+
+@triton.jit
+def _kept(x, otherwise, points, start, span, label, point_label, PATTERN: tl.constexpr):
+    """What a pattern keeps of x: start ≤ point ≤ start + span or, where PATTERN is 2, equal labels."""
+    kept = (points - start).to(tl.uint32) <= span.to(tl.uint32)
+    if PATTERN == 2:
+        kept = kept | (label == point_label)
+    return tl.where(kept, x, otherwise)
 
 
 @triton.jit
@@ -214,10 +224,28 @@ def _reach(rows, block, L, count, window, BM: tl.constexpr, BN: tl.constexpr, CA
 
 
 @triton.jit
+def _marks(marks_ptr, width, rows, PATTERN: tl.constexpr):
+    """Where the near points of these queries start, and their labels; the span; and where the points' labels are."""
+    near = rows
+    label = rows
+    span = 0
+    labels_ptr = marks_ptr
+    if PATTERN:
+        near = tl.load(marks_ptr + rows)
+        span = tl.load(marks_ptr + width)
+        if PATTERN == 2:
+            label = tl.load(marks_ptr + 2 * width + rows)
+            labels_ptr = marks_ptr + 3 * width
+    return near, label, span, labels_ptr
+
+
+@triton.jit
 def _forward_blocks(
-    acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, start, end, row_bits, seed, threshold, scale,
+    acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span, labels_ptr, start, end,
+    row_bits, seed, threshold, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
-    MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over the points [start, end); `seen` is how many of them each row sees, where MASKED."""
     d = tl.arange(0, BLOCK_D)
@@ -232,10 +260,13 @@ def _forward_blocks(
             else:
                 bias = tl.load(bias_ptr + columns)
             s += bias[None, :] * (_LOG2E / scale)
+        if PATTERN:
+            labels = tl.load(labels_ptr + columns) if PATTERN == 2 else columns
+            s = _kept(s, float("-inf"), columns[None, :], near[:, None], span, label[:, None], labels[None, :], PATTERN)
         if MASKED:
             s = tl.where(columns[None, :] < seen[:, None], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1) * scale)
-        if MASKED or HAS_BIAS:
+        if MASKED or HAS_BIAS or PATTERN:
             base = tl.where(m_new == float("-inf"), 0.0, m_new)
         else:
             base = m_new
@@ -253,12 +284,13 @@ def _forward_blocks(
 @triton.jit
 def forward(
     q_ptr, k_ptr, v_ptr, shift_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, out_ptr, lse_ptr, seed_ptr,
-    tokens_k_ptr, tokens_v_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, out_batch, out_head, out_row,
-    tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row, bias_width, H, L, scale, threshold, keep,
+    tokens_k_ptr, tokens_v_ptr, marks_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, out_batch, out_head,
+    out_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row, bias_width, marks_width, H, L, scale, threshold,
+    keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
-    DROPOUT: tl.constexpr, HAS_TOKENS: tl.constexpr, ALIGNED: tl.constexpr, EIGHTS: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    DROPOUT: tl.constexpr, PATTERN: tl.constexpr, HAS_TOKENS: tl.constexpr, ALIGNED: tl.constexpr,
+    EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp (−inf where a query sees nothing) of one block of queries.
 
@@ -296,17 +328,20 @@ def forward(
     v_ptr += v_start
     if HAS_BIAS:
         bias_ptr += (batch * H + head) * bias_width
+    if PATTERN:
+        marks_ptr += head * 2 * PATTERN * marks_width
     acc = tl.zeros((BM, BLOCK_DV), tl.float32)
     m = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     seen, clear, end = _reach(rows, block, L, count, window, BM, BN, CAUSAL)
+    near, label, span, labels_ptr = _marks(marks_ptr, marks_width, rows, PATTERN)
     acc, m, total = _forward_blocks(
-        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, 0, clear, row_bits, seed, threshold, scale,
-        D, DV, BLOCK_D, BLOCK_DV, BN, False, HAS_BIAS, DROPOUT, PRECISION,
+        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span, labels_ptr, 0, clear,
+        row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, False, HAS_BIAS, PATTERN, DROPOUT, PRECISION,
     )  # fmt: skip
     acc, m, total = _forward_blocks(
-        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, clear, end, row_bits, seed, threshold,
-        scale, D, DV, BLOCK_D, BLOCK_DV, BN, True, HAS_BIAS, DROPOUT, PRECISION,
+        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span, labels_ptr, clear, end,
+        row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, True, HAS_BIAS, PATTERN, DROPOUT, PRECISION,
     )  # fmt: skip
     if HAS_OWN:
         own = (batch * H + head) * L + rows
@@ -392,6 +427,29 @@ def _store_points(
 
 
 @triton.jit
+def _point_marks(marks_ptr, width, columns, PATTERN: tl.constexpr):
+    """The span of a head's near points, and the labels of these points."""
+    span = 0
+    labels = columns
+    if PATTERN:
+        span = tl.load(marks_ptr + width)
+        if PATTERN == 2:
+            labels = tl.load(marks_ptr + 3 * width + columns)
+    return span, labels
+
+
+@triton.jit
+def _keep_rows(p, marks_ptr, width, rows, columns, span, labels, PATTERN: tl.constexpr):
+    """The weights [points, queries] that a pattern keeps, zero for others."""
+    if PATTERN == 0:
+        return p
+    else:
+        near = tl.load(marks_ptr + rows)
+        label = tl.load(marks_ptr + 2 * width + rows) if PATTERN == 2 else rows
+        return _kept(p, 0.0, columns[:, None], near[None, :], span, label[None, :], labels[:, None], PATTERN)
+
+
+@triton.jit
 def _flat(tile, R: tl.constexpr, C: tl.constexpr):
     """A product in the order in which threads hold it, so that it leaves from their registers as it is.
 
@@ -410,10 +468,11 @@ def _unflat(numbers, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _backward_block(
-    first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-    dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale, threshold, keep,
+    first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
+    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale, threshold,
+    keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
     ALONE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of the points from `first` on, over all queries, every score once; their share of dq goes to `sum_ptr`.
@@ -433,6 +492,7 @@ def _backward_block(
     column_bits = columns
     if DROPOUT:
         column_bits = _column_bits(seed, columns)
+    span, labels = _point_marks(marks_ptr, marks_width, columns, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
     for start in tl.range(0, L, BM):
@@ -446,6 +506,7 @@ def _backward_block(
             p = _weight(s * scale + (bias[:, None] - lse[None, :]))
         else:
             p = _weight(s * scale - lse[None, :])
+        p = _keep_rows(p, marks_ptr, marks_width, rows, columns, span, labels, PATTERN)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
@@ -474,20 +535,20 @@ def _backward_block(
 
 @triton.jit
 def _backward_head(
-    q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-    dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, L, count, seed, scale,
+    q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
+    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, L, count, seed, scale,
     threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All gradients of a head in one sweep, every score once; `sum_ptr` holds dq in float32 from block to block."""
     d = tl.arange(0, BLOCK_D)
     for first in tl.range(0, count, BN, num_stages=1):
         _backward_block(
-            first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, dk_ptr,
-            dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale, threshold, keep, D, DV,
-            BLOCK_D, BLOCK_DV, BM, BN, EVEN, HAS_BIAS, DROPOUT, True, PRECISION,
+            first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
+            marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale,
+            threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM, BN, EVEN, HAS_BIAS, PATTERN, DROPOUT, True, PRECISION,
         )  # fmt: skip
         tl.debug_barrier()  # the sums may be read by other threads than wrote them
     for start in tl.range(0, L, BM):
@@ -498,11 +559,11 @@ def _backward_head(
 
 @triton.jit
 def _backward_keys(
-    q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-    dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, batch_head, block, L, count,
+    q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
+    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, batch_head, block, L, count,
     window, seed, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr,
     DROPOUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of points, over all queries; and dq, where the block is all that the head has (WHOLE)."""
@@ -518,6 +579,7 @@ def _backward_keys(
     column_bits = columns
     if DROPOUT:
         column_bits = _column_bits(seed, columns)
+    span, labels = _point_marks(marks_ptr, marks_width, columns, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
     first_row = 0
@@ -540,6 +602,7 @@ def _backward_keys(
             p = _weight(s * scale - lse[None, :])
         if CAUSAL:
             p = tl.where(columns[:, None] < _visible(rows, count, window)[None, :], p, 0.0)
+        p = _keep_rows(p, marks_ptr, marks_width, rows, columns, span, labels, PATTERN)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
@@ -565,10 +628,11 @@ def _backward_keys(
 
 @triton.jit
 def _backward_queries_blocks(
-    dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, start, end, row_bits, seed, scale,
-    threshold,
+    dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span, labels_ptr,
+    start, end, row_bits, seed, scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
-    MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
@@ -580,6 +644,9 @@ def _backward_queries_blocks(
         if HAS_BIAS:
             s += tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))[None, :] * _LOG2E
         p = _weight(s - lse[:, None])
+        if PATTERN:
+            labels = tl.load(labels_ptr + columns) if PATTERN == 2 else columns
+            p = _kept(p, 0.0, columns[None, :], near[:, None], span, label[:, None], labels[None, :], PATTERN)
         if MASKED:
             p = tl.where(columns[None, :] < seen[:, None], p, 0.0)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
@@ -595,14 +662,14 @@ def _backward_queries_blocks(
 def backward(
     q_ptr, k_ptr, v_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr,
     delta_ptr, sum_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, tokens_k_ptr, tokens_v_ptr,
-    table_ptr, schedule_ptr, q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head, dq_row,
+    marks_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head, dq_row,
     dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row,
-    bias_width, H, L, width, tokens, scale, threshold, keep,
+    bias_width, marks_width, H, L, width, tokens, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BM_K: tl.constexpr, BN_K: tl.constexpr, BM_Q: tl.constexpr, BN_Q: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
-    DROPOUT: tl.constexpr, EXPAND: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr, HAS_TOKENS: tl.constexpr,
-    ALIGNED: tl.constexpr, EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    DROPOUT: tl.constexpr, PATTERN: tl.constexpr, EXPAND: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
+    HAS_TOKENS: tl.constexpr, ALIGNED: tl.constexpr, EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Blocks of points (kind 0; with all of dq, kind 2) and blocks of queries (kind 1), or whole heads (kind 3) or
     blocks of points that add to dq (kind 4), never with others; PARTS adds up 2^kind of those that this launch has.
@@ -647,6 +714,8 @@ def backward(
         delta_base += batch_head * L
     if HAS_BIAS:
         bias_ptr += batch_head * bias_width
+    if PATTERN:
+        marks_ptr += head * 2 * PATTERN * marks_width
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     if PARTS != 2 and (PARTS < 2 or PARTS == 4 or PARTS >= 8 or kind != 1):
@@ -667,29 +736,30 @@ def backward(
         if PARTS == 8:
             _backward_head(
                 q_base, grad_base, delta_base, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-                dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
+                marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
                 L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
-                HAS_BIAS, DROPOUT, PRECISION,
+                HAS_BIAS, PATTERN, DROPOUT, PRECISION,
             )  # fmt: skip
         elif PARTS == 16:
             _backward_block(
                 block * BN_K, q_base, grad_base, delta_base, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride,
-                bias_ptr, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, L, count, seed,
-                scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN, HAS_BIAS, DROPOUT, False, PRECISION,
+                bias_ptr, marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row,
+                grad_row, L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
+                HAS_BIAS, PATTERN, DROPOUT, False, PRECISION,
             )  # fmt: skip
         elif PARTS == 4 or (PARTS > 4 and kind == 2):
             _backward_keys(
                 q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-                dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row, batch_head,
-                block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
-                CAUSAL, HAS_BIAS, DROPOUT, True, PRECISION,
+                marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
+                batch_head, block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K,
+                BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, True, PRECISION,
             )  # fmt: skip
         elif PARTS != 4:
             _backward_keys(
                 q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-                dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row, batch_head,
-                block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
-                CAUSAL, HAS_BIAS, DROPOUT, False, PRECISION,
+                marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
+                batch_head, block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K,
+                BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, False, PRECISION,
             )  # fmt: skip
     elif PARTS != 1 and PARTS != 4 and PARTS != 5 and PARTS < 8:
         rows = block * BM_Q + tl.arange(0, BM_Q)
@@ -702,14 +772,17 @@ def backward(
         if DROPOUT:
             row_bits = _row_bits(seed, batch_head, rows)
         seen, clear, end = _reach(rows, block, L, count, window, BM_Q, BN_Q, CAUSAL)
+        near, label, span, labels_ptr = _marks(marks_ptr, marks_width, rows, PATTERN)
         dq = tl.zeros((BM_Q, BLOCK_D), tl.float32)
         dq = _backward_queries_blocks(
-            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, 0, clear, row_bits, seed,
-            scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS, DROPOUT, PRECISION,
+            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span,
+            labels_ptr, 0, clear, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS,
+            PATTERN, DROPOUT, PRECISION,
         )  # fmt: skip
         dq = _backward_queries_blocks(
-            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, clear, end, row_bits, seed,
-            scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS, DROPOUT, PRECISION,
+            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span,
+            labels_ptr, clear, end, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS,
+            PATTERN, DROPOUT, PRECISION,
         )  # fmt: skip
         if HAS_OWN:
             own = batch_head * L + rows

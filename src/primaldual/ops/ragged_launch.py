@@ -311,6 +311,7 @@ class Call(NamedTuple):
     dropout_p: float = 0.0
     seed: Tensor | None = None
     tokens: tuple[Tensor | None, Tensor | None] = (None, None)  # keys and values of heads whose windows hold one token
+    marks: Tensor | None = None  # what a sparse pattern keeps, see `ragged_marks`
 
     @property
     def threshold(self) -> int:
@@ -322,6 +323,16 @@ class Call(NamedTuple):
         """Whether it is causal, and has a shift, a bias, points of their own, dropout."""
         own = self.own_k is not None
         return self.causal, self.shift is not None, self.bias is not None, own, self.dropout_p > 0.0
+
+    @property
+    def pattern(self) -> int:
+        """0: none; 1: near points alone; 2: equal labels, too."""
+        return 0 if self.marks is None else self.marks.shape[1] // 2
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """How long the rows of the bias and of the marks are."""
+        return tuple(0 if x is None else x.shape[2] for x in (self.bias, self.marks))  # type: ignore[return-value]
 
     @property
     def token_strides(self) -> tuple[int, ...]:
@@ -354,9 +365,8 @@ def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call)
         work = _work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
         tile = work.tile
         numbers = (
-            *_three(q), *_three(out), *call.token_strides, 0 if call.bias is None else call.bias.shape[2], H, L,
-            _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)),
-            max(16, _power(value_dim)), tile.rows, tile.columns, *call.has, call.tokens[0] is not None,
+            *_three(q), *_three(out), *call.token_strides, *call.widths, H, L, _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)),
+            max(16, _power(value_dim)), tile.rows, tile.columns, *call.has, call.pattern, call.tokens[0] is not None,
             work.aligned and call.tokens_aligned, _eights(q, out), _precision(q),
         )  # fmt: skip
         grid = (work.forward.shape[0], 1, 1)
@@ -365,10 +375,10 @@ def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call)
     _launch(
         (
             "forward", call.layout, call.dropout_p, call.causal, value_dim, _precision(q), q.device,
-            *_kind(q, keys, values, call.shift, call.bias, call.own_k, *call.tokens),
+            *_kind(q, keys, values, call.shift, call.bias, call.own_k, *call.tokens, call.marks),
         ),
         (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed,
-         *call.tokens),
+         *call.tokens, call.marks),
         prepare,
     )  # fmt: skip
     return out, lse
@@ -429,10 +439,10 @@ def backward(
         expand = tokens > 0
         numbers = (
             *_three(q), *_three(grad), *_three(dq), *((*_three(dk), *_three(dv)) if expand else (0,) * 6),
-            *call.token_strides, 0 if call.bias is None else call.bias.shape[2], H, L, width, tokens,
+            *call.token_strides, *call.widths, H, L, width, tokens,
             _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, block_d, block_dv,
-            tile.key_rows, tile.key_columns, tile.query_rows, tile.query_columns, call.causal, *call.has[2:], expand,
-            parts, L % tile.key_rows == 0, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
+            tile.key_rows, tile.key_columns, tile.query_rows, tile.query_columns, call.causal, *call.has[2:], call.pattern,
+            expand, parts, L % tile.key_rows == 0, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
             _eights(q, grad, dq, *((dk, dv) if expand else ())), _precision(q),
         )  # fmt: skip
         options = _options(tile.back_warps, tile.back_stages, tile.registers)
@@ -441,10 +451,10 @@ def backward(
     _launch(
         (
             "backward", parts, call.layout, call.dropout_p, call.causal, tokens, _precision(q), q.device,
-            *_kind(q, grad, keys, values, call.bias, call.own_k, dq, dk, dv, *call.tokens),
+            *_kind(q, grad, keys, values, call.bias, call.own_k, dq, dk, dv, *call.tokens, call.marks),
         ),
         (q, keys, values, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, sums, call.seed, dq, dk,
-         dv, own_k, own_v, *call.tokens),
+         dv, own_k, own_v, *call.tokens, call.marks),
         prepare,
     )  # fmt: skip
     if adding:

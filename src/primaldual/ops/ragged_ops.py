@@ -31,24 +31,26 @@ def attend_points(
     is_causal: bool = False,
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
+    marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention over points that lie in flat buffers, as the layout says: outputs and log-sum-exps.
 
-    shift [B, H, D] is taken off the queries; bias [B, H, points] is added to the scores.
+    shift [B, H, D] is taken off the queries; bias [B, H, points] is added to the scores; marks (`ragged_marks`) say
+    which points a query of a sparse head keeps.
     """
     flat = [number for head in sorted(layout, key=lambda h: -h.points) for number in head]
     keys, values = keys.contiguous(), values.contiguous()
     shift, bias, *own = (None if x is None else x.contiguous() for x in (shift, bias, *own))  # type: ignore[assignment]
-    return points_op(q, keys, values, flat, value_dim, shift, bias, *own, is_causal, dropout_p, seed)
+    return points_op(q, keys, values, flat, value_dim, shift, bias, *own, is_causal, dropout_p, seed, marks)
 
 
 @torch.library.custom_op("primaldual::ragged_points", mutates_args=())
 def points_op(
     q: Tensor, keys: Tensor, values: Tensor, layout: list[int], value_dim: int, shift: Tensor | None,
     bias: Tensor | None, own_k: Tensor | None, own_v: Tensor | None, own_bias: Tensor | None, is_causal: bool,
-    dropout_p: float, seed: Tensor | None,
+    dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    call = Call(tuple(layout), shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed)
+    call = Call(tuple(layout), shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     return forward(in_rows(q), keys, values, value_dim, call)
 
 
@@ -61,9 +63,9 @@ def _(q, keys, values, layout, value_dim, *others):  # type: ignore[no-untyped-d
 def _points_backward_op(
     grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, layout: list[int],
     shift: Tensor | None, bias: Tensor | None, own_k: Tensor | None, own_v: Tensor | None, own_bias: Tensor | None,
-    is_causal: bool, dropout_p: float, seed: Tensor | None,
+    is_causal: bool, dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    call = Call(tuple(layout), shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed)
+    call = Call(tuple(layout), shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     dk, dv = torch.empty_like(keys), torch.empty_like(values)
     found = backward(grad, in_rows(q), keys, values, out, lse, call, dk, dv, 0)
     shift_, own_k_, own_v_ = (q.new_empty(0) if x is None else x for x in (found.shift, found.own_k, found.own_v))
@@ -80,22 +82,22 @@ def _(grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, *other
 
 
 def _points_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, keys, values, layout, _, shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed = inputs
+    q, keys, values, layout, _, shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, keys, values, out, lse, shift, bias, own_k, own_v, own_bias, seed)
+    ctx.save_for_backward(q, keys, values, out, lse, shift, bias, own_k, own_v, own_bias, seed, marks)
     ctx.settings = (layout, is_causal, dropout_p)
 
 
 def _points_backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-    q, keys, values, out, lse, shift, bias, own_k, own_v, own_bias, seed = ctx.saved_tensors
+    q, keys, values, out, lse, shift, bias, own_k, own_v, own_bias, seed, marks = ctx.saved_tensors
     layout, is_causal, dropout_p = ctx.settings
     dq, dk, dv, dshift, down_k, down_v = _points_backward_op(
-        grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed
+        grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks
     )
     dshift = None if shift is None else dshift
     down_k, down_v = (None, None) if own_k is None else (down_k, down_v)
-    return dq, dk, dv, None, None, dshift, None, down_k, down_v, None, None, None, None
+    return dq, dk, dv, None, None, dshift, None, down_k, down_v, *[None] * 5
 
 
 points_op.register_autograd(_points_backward, setup_context=_points_setup)
@@ -145,7 +147,7 @@ def _tokens(k: Tensor, v: Tensor, scales: Sequence[int], beta: Tensor | None) ->
 
 def _tokens_forward(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: Sequence[int], is_causal: bool, dropout_p: float,
-    seed: Tensor | None,
+    seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """out, lse, and what the backward pass needs: the points' keys and values, and their mean (empty if not needed)."""
     q, k, v = in_rows(q), in_rows(k), in_rows(v)
@@ -171,7 +173,8 @@ def _tokens_forward(
     if beta is not None:
         assert mean is not None
         shift = mean * beta[:, None]
-    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=_tokens(k, v, scales, beta))
+    tokens = _tokens(k, v, scales, beta)
+    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
     out, lse = forward(q, keys, values, v.shape[-1], call)
     if not pooled:
         keys, values = k.new_empty(0), v.new_empty(0)
@@ -181,13 +184,13 @@ def _tokens_forward(
 @torch.library.custom_op("primaldual::ragged_tokens", mutates_args=())
 def tokens_op(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: list[int], is_causal: bool, dropout_p: float,
-    seed: Tensor | None,
+    seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed)
+    return _tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, marks)
 
 
 @tokens_op.register_fake
-def _(q, k, v, beta, scales, is_causal, dropout_p, seed):  # type: ignore[no-untyped-def]
+def _(q, k, v, beta, scales, *others):  # type: ignore[no-untyped-def]
     B, H, S, D = k.shape
     out, lse = output(in_rows(q), v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
     rows = 0
@@ -212,7 +215,7 @@ def _room(q: Tensor, k: Tensor, v: Tensor, together: bool) -> tuple[Tensor, ...]
 def _tokens_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, out: Tensor, lse: Tensor, keys: Tensor,
     values: Tensor, mean: Tensor, scales: Sequence[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
-    together: bool = False,
+    marks: Tensor | None = None, together: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Of q, k, v and beta. They may share a buffer where `together` is set; an operator's results must not."""
     q, k, v = in_rows(q), in_rows(k), in_rows(v)
@@ -228,7 +231,8 @@ def _tokens_gradients(
     else:
         layout, keys, values = _in_place(k, v), k, v
     shift = None if beta is None else mean * beta[:, None]
-    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=_tokens(k, v, scales, beta))
+    tokens = _tokens(k, v, scales, beta)
+    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
     if beta is None:
         backward(grad, q, keys, values, out, lse, call, dk, dv, S, dq=dq)
         return dq, dk, dv, none
@@ -249,9 +253,10 @@ def _tokens_gradients(
 def _tokens_backward_op(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, out: Tensor, lse: Tensor, keys: Tensor,
     values: Tensor, mean: Tensor, scales: list[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
+    marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _tokens_gradients(
-        grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed
+        grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed, marks
     )  # fmt: skip
 
 
@@ -262,20 +267,20 @@ def _(grad, q, k, v, beta, *others):  # type: ignore[no-untyped-def]
 
 
 def _tokens_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, beta, scales, is_causal, dropout_p, seed = inputs
+    q, k, v, beta, scales, is_causal, dropout_p, seed, marks = inputs
     out, lse, keys, values, mean = output
     ctx.mark_non_differentiable(lse, keys, values, mean)
-    ctx.save_for_backward(q, k, v, beta, out, lse, keys, values, mean, seed)
+    ctx.save_for_backward(q, k, v, beta, out, lse, keys, values, mean, seed, marks)
     ctx.settings = (scales, is_causal, dropout_p)
 
 
 def _tokens_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    q, k, v, beta, out, lse, keys, values, mean, seed = ctx.saved_tensors
+    q, k, v, beta, out, lse, keys, values, mean, seed, marks = ctx.saved_tensors
     scales, is_causal, dropout_p = ctx.settings
     dq, dk, dv, dbeta = _tokens_backward_op(
-        grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed
+        grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed, marks
     )
-    return dq, dk, dv, None if beta is None else dbeta, None, None, None, None
+    return dq, dk, dv, None if beta is None else dbeta, *[None] * 5
 
 
 tokens_op.register_autograd(_tokens_backward, setup_context=_tokens_setup)
@@ -285,36 +290,41 @@ class _Tokens(torch.autograd.Function):
     """The same without the operator's dispatch."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        q, k, v, beta, scales, is_causal, dropout_p, seed = inputs
-        out, lse, keys, values, mean = _tokens_forward(*inputs)
-        ctx.save_for_backward(q, k, v, beta, out, lse, keys, values, mean, seed)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...], is_causal: bool,
+        dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        out, lse, keys, values, mean = _tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, marks)
+        ctx.save_for_backward(q, k, v, beta, out, lse, keys, values, mean, seed, marks)
         ctx.settings = (scales, is_causal, dropout_p)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, beta, out, lse, keys, values, mean, seed = ctx.saved_tensors
+        q, k, v, beta, out, lse, keys, values, mean, seed, marks = ctx.saved_tensors
         scales, is_causal, dropout_p = ctx.settings
         dq, dk, dv, dbeta = _tokens_gradients(
-            grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed, together=True
+            grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed, marks, together=True
         )
-        return dq, dk, dv, None if beta is None else dbeta, None, None, None, None
+        return dq, dk, dv, None if beta is None else dbeta, *[None] * 5
 
 
 def attend_tokens(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...], is_causal: bool, dropout_p: float,
-    seed: Tensor | None,
+    seed: Tensor | None, marks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention over the tokens' means at every head's own scale, queries re-centred by β times the mean of these."""
+    """Attention over the tokens' means at every head's own scale, queries re-centred by β times the mean of these.
+
+    marks (`ragged_marks`) say which of them a query of a sparse head keeps.
+    """
     if traced():
-        return tokens_op(q, k, v, beta, scales, is_causal, dropout_p, seed)[0]
-    if q.is_cuda and (library := native.library()) is not None:
+        return tokens_op(q, k, v, beta, scales, is_causal, dropout_p, seed, marks)[0]
+    if q.is_cuda and marks is None and (library := native.library()) is not None:
         out = attend_compiled(library, q, k, v, beta, scales, is_causal, dropout_p, seed)
         if out is not None:
             return out
-    return _Tokens.apply(q, k, v, beta, scales, is_causal, dropout_p, seed)
+    return _Tokens.apply(q, k, v, beta, scales, is_causal, dropout_p, seed, marks)
 
 
 def attend_compiled(

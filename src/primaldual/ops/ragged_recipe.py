@@ -21,10 +21,10 @@ from .ragged_launch import Launch, Ready, noted
 
 ROLES = {
     "pool": "k v keys values sums",
-    "forward": "q keys values shift - - - - out lse seed k v",
+    "forward": "q keys values shift - - - - out lse seed k v -",
     "place": "q shifted add",
     "delta": "out grad delta lse seed scratch",
-    "backward": "q keys values - - - - grad lse delta scratch seed dq dk dv - - k v",
+    "backward": "q keys values - - - - grad lse delta scratch seed dq dk dv - - k v -",
     "settle": "scratch dq",
     "unpool": "dkeys dvalues dmean dk dv",
 }
