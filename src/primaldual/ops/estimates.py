@@ -40,6 +40,7 @@ class Fit(NamedTuple):
     call: float = 0.0  # host seconds beside the launches, once
     part: float = 0.0  # and for each group of heads or piece of a pattern, where there are several ways to go
     dropout: float = 1.0  # how much longer it takes where weights are dropped
+    pattern: float = 1.0  # and where it computes every score to keep those of a pattern
 
 
 class Device(NamedTuple):
@@ -72,7 +73,8 @@ H200 = Device(
         # cuDNN; scales on parallel streams; dropout: 1152, batch 80, and 1000, batch 320
         "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, dropout=1.43),
         "masked": Fit(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),  # a pattern's mask at 4096, batch 4
-        "ragged": Fit(0.95, row=200, narrowest=38, call=560e-6, dropout=1.18),
+        # a pattern: instructions of the compiled loops over those without one, not measured
+        "ragged": Fit(0.95, row=200, narrowest=38, call=560e-6, dropout=1.18, pattern=1.5),
         "compiled": Fit(0.95, row=200, narrowest=38, call=220e-6, dropout=1.18),  # 128 and 1024, eager
         "reference": Fit(0.30, call=150e-6),  # not measured
     },
@@ -278,7 +280,7 @@ def _sdpa(work: Work) -> _Count:
 
 def _ragged(work: Work) -> _Count:
     """All heads in one launch forward, two backward, after one that pools; outside of these torch pools and joins."""
-    name = "compiled" if work.compiled and work.inside else "ragged"
+    name = "compiled" if work.compiled and work.inside and not work.pieces else "ragged"
     fit, keys = work.device.fits[name], work.points * (0.5 if work.causal else 1.0)
     forward, back = 1 + (work.pooled > 0), 2
     if work.inside:
@@ -286,7 +288,7 @@ def _ragged(work: Work) -> _Count:
     else:
         groups = len(work.groups)
         forward, back = forward + groups * (6 + 3 * work.maps), back + groups * (6 + 4 * work.maps)
-    busy = _attention(work, keys, fit.row, fit.narrowest)
+    busy = _attention(work, keys, fit.row, fit.narrowest) * (fit.pattern if work.pieces else 1.0)
     return _Count(name, _attention(work, keys), _rows(work), forward, back, busy=busy)
 
 

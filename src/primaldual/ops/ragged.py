@@ -1,8 +1,9 @@
 """Our own fused attention: heads with different numbers of keys in one launch (kernels in `ragged_kernels`).
 
-Softmax heads only, as in `sdpa`; of sparse ones all scores are computed (`ragged_marks`). Mean pooling without masks goes through `ragged_tokens`, which pools, attends and, on
-the way back, hands the gradients to the tokens. Everything else pools first and goes through `ragged_points`; padded
-sequences do that for all heads at once (`padded`), the rest group by group.
+Softmax heads only, as in `sdpa`; of sparse ones all scores are computed, and those of the pattern kept
+(`ragged_marks`). Mean pooling without masks goes through `ragged_tokens`, which pools, attends and, on the way back,
+hands the gradients to the tokens. Everything else pools first and goes through `ragged_points`; padded sequences do
+that for all heads at once (`padded`), the rest group by group.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def refusal(problem: Problem) -> str | None:
         if problem.is_causal:
             return "the ragged kernel has no causal form of sparse patterns"
         for scale in sorted(set(problem.scales)):
-            if reason := ragged_marks.refusal(training_set.pattern, training_set.points(scale, problem.k.shape[2])):
+            points = training_set.points(scale, problem.k.shape[2])
+            if reason := ragged_marks.refusal(training_set.pattern, points, problem.q.shape[2]):
                 return reason
     if problem.q.dtype not in DTYPES:
         return f"the ragged kernel takes {', '.join(str(d)[6:] for d in DTYPES)}, not {str(problem.q.dtype)[6:]}"

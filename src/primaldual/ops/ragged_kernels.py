@@ -111,12 +111,65 @@ def _weight(x):
 
 
 @triton.jit
-def _kept(x, otherwise, points, start, span, label, point_label, PATTERN: tl.constexpr):
-    """What a pattern keeps of x: start ≤ point ≤ start + span or, where PATTERN is 2, equal labels."""
-    kept = (points - start).to(tl.uint32) <= span.to(tl.uint32)
-    if PATTERN == 2:
-        kept = kept | (label == point_label)
-    return tl.where(kept, x, otherwise)
+def _numbers(marks_ptr, PATTERN: tl.constexpr):
+    """span, step and arc of a head's pattern."""
+    if PATTERN == 0:
+        return 0, 0, 0
+    elif PATTERN == 1:
+        return tl.load(marks_ptr), 0, 0
+    else:
+        return tl.load(marks_ptr), tl.load(marks_ptr + 1), tl.load(marks_ptr + 2)
+
+
+@triton.jit
+def _places(marks_ptr, width, rows, PATTERN: tl.constexpr):
+    """start and turn of these queries; the rows themselves where a pattern has no use for them."""
+    if PATTERN == 0:
+        return rows, rows
+    elif PATTERN == 1:
+        return tl.load(marks_ptr + width + rows), rows
+    else:
+        return tl.load(marks_ptr + width + rows), tl.load(marks_ptr + 2 * width + rows)
+
+
+@triton.jit
+def _kept(x, otherwise, points, start, turn, span, step, arc, PATTERN: tl.constexpr):
+    """What a pattern keeps of x, modulo 2³²: points − start ≤ span or, where PATTERN is 2, points · step + turn ≤ arc.
+
+    As assembly for the reason that `_drop` is.
+    """
+    if PATTERN == 0:
+        return x
+    elif _COMPILED and PATTERN == 1:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .pred kept;
+            .reg .u32 away;
+            sub.u32 away, $3, $4;
+            setp.le.u32 kept, away, $5;
+            selp.f32 $0, $1, $2, kept;
+            }""",
+            "=r,r,r,r,r,r", [x, otherwise, points, start, span], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    elif _COMPILED:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .pred near, kept;
+            .reg .u32 away;
+            sub.u32 away, $3, $4;
+            setp.le.u32 near, away, $5;
+            mad.lo.u32 away, $3, $6, $7;
+            setp.le.or.u32 kept, away, $8, near;
+            selp.f32 $0, $1, $2, kept;
+            }""",
+            "=r,r,r,r,r,r,r,r,r", [x, otherwise, points, start, span, step, turn, arc], dtype=tl.float32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        kept = (points - start).to(tl.uint32) <= span.to(tl.uint32)
+        if PATTERN == 2:
+            kept = kept | (points.to(tl.uint32) * step.to(tl.uint32) + turn.to(tl.uint32) <= arc.to(tl.uint32))
+        return tl.where(kept, x, otherwise)
 
 
 @triton.jit
@@ -224,25 +277,9 @@ def _reach(rows, block, L, count, window, BM: tl.constexpr, BN: tl.constexpr, CA
 
 
 @triton.jit
-def _marks(marks_ptr, width, rows, PATTERN: tl.constexpr):
-    """Where the near points of these queries start, and their labels; the span; and where the points' labels are."""
-    near = rows
-    label = rows
-    span = 0
-    labels_ptr = marks_ptr
-    if PATTERN:
-        near = tl.load(marks_ptr + rows)
-        span = tl.load(marks_ptr + width)
-        if PATTERN == 2:
-            label = tl.load(marks_ptr + 2 * width + rows)
-            labels_ptr = marks_ptr + 3 * width
-    return near, label, span, labels_ptr
-
-
-@triton.jit
 def _forward_blocks(
-    acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span, labels_ptr, start, end,
-    row_bits, seed, threshold, scale,
+    acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
+    start, end, row_bits, seed, threshold, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
     MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -260,9 +297,7 @@ def _forward_blocks(
             else:
                 bias = tl.load(bias_ptr + columns)
             s += bias[None, :] * (_LOG2E / scale)
-        if PATTERN:
-            labels = tl.load(labels_ptr + columns) if PATTERN == 2 else columns
-            s = _kept(s, float("-inf"), columns[None, :], near[:, None], span, label[:, None], labels[None, :], PATTERN)
+        s = _kept(s, float("-inf"), columns[None, :], near[:, None], turn[:, None], span, step, arc, PATTERN)
         if MASKED:
             s = tl.where(columns[None, :] < seen[:, None], s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1) * scale)
@@ -329,19 +364,21 @@ def forward(
     if HAS_BIAS:
         bias_ptr += (batch * H + head) * bias_width
     if PATTERN:
-        marks_ptr += head * 2 * PATTERN * marks_width
+        marks_ptr += head * (1 + PATTERN) * marks_width
     acc = tl.zeros((BM, BLOCK_DV), tl.float32)
     m = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     seen, clear, end = _reach(rows, block, L, count, window, BM, BN, CAUSAL)
-    near, label, span, labels_ptr = _marks(marks_ptr, marks_width, rows, PATTERN)
+    span, step, arc = _numbers(marks_ptr, PATTERN)
+    near, turn = _places(marks_ptr, marks_width, rows, PATTERN)
     acc, m, total = _forward_blocks(
-        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span, labels_ptr, 0, clear,
+        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc, 0, clear,
         row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, False, HAS_BIAS, PATTERN, DROPOUT, PRECISION,
     )  # fmt: skip
     acc, m, total = _forward_blocks(
-        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span, labels_ptr, clear, end,
-        row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, True, HAS_BIAS, PATTERN, DROPOUT, PRECISION,
+        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc, clear,
+        end, row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, True, HAS_BIAS, PATTERN, DROPOUT,
+        PRECISION,
     )  # fmt: skip
     if HAS_OWN:
         own = (batch * H + head) * L + rows
@@ -427,29 +464,6 @@ def _store_points(
 
 
 @triton.jit
-def _point_marks(marks_ptr, width, columns, PATTERN: tl.constexpr):
-    """The span of a head's near points, and the labels of these points."""
-    span = 0
-    labels = columns
-    if PATTERN:
-        span = tl.load(marks_ptr + width)
-        if PATTERN == 2:
-            labels = tl.load(marks_ptr + 3 * width + columns)
-    return span, labels
-
-
-@triton.jit
-def _keep_rows(p, marks_ptr, width, rows, columns, span, labels, PATTERN: tl.constexpr):
-    """The weights [points, queries] that a pattern keeps, zero for others."""
-    if PATTERN == 0:
-        return p
-    else:
-        near = tl.load(marks_ptr + rows)
-        label = tl.load(marks_ptr + 2 * width + rows) if PATTERN == 2 else rows
-        return _kept(p, 0.0, columns[:, None], near[None, :], span, label[None, :], labels[:, None], PATTERN)
-
-
-@triton.jit
 def _flat(tile, R: tl.constexpr, C: tl.constexpr):
     """A product in the order in which threads hold it, so that it leaves from their registers as it is.
 
@@ -492,7 +506,7 @@ def _backward_block(
     column_bits = columns
     if DROPOUT:
         column_bits = _column_bits(seed, columns)
-    span, labels = _point_marks(marks_ptr, marks_width, columns, PATTERN)
+    span, step, arc = _numbers(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
     for start in tl.range(0, L, BM):
@@ -506,7 +520,8 @@ def _backward_block(
             p = _weight(s * scale + (bias[:, None] - lse[None, :]))
         else:
             p = _weight(s * scale - lse[None, :])
-        p = _keep_rows(p, marks_ptr, marks_width, rows, columns, span, labels, PATTERN)
+        near, turn = _places(marks_ptr, marks_width, rows, PATTERN)
+        p = _kept(p, 0.0, columns[:, None], near[None, :], turn[None, :], span, step, arc, PATTERN)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
@@ -579,7 +594,7 @@ def _backward_keys(
     column_bits = columns
     if DROPOUT:
         column_bits = _column_bits(seed, columns)
-    span, labels = _point_marks(marks_ptr, marks_width, columns, PATTERN)
+    span, step, arc = _numbers(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
     first_row = 0
@@ -602,7 +617,8 @@ def _backward_keys(
             p = _weight(s * scale - lse[None, :])
         if CAUSAL:
             p = tl.where(columns[:, None] < _visible(rows, count, window)[None, :], p, 0.0)
-        p = _keep_rows(p, marks_ptr, marks_width, rows, columns, span, labels, PATTERN)
+        near, turn = _places(marks_ptr, marks_width, rows, PATTERN)
+        p = _kept(p, 0.0, columns[:, None], near[None, :], turn[None, :], span, step, arc, PATTERN)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
@@ -628,7 +644,7 @@ def _backward_keys(
 
 @triton.jit
 def _backward_queries_blocks(
-    dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span, labels_ptr,
+    dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
     start, end, row_bits, seed, scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
     MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
@@ -644,9 +660,7 @@ def _backward_queries_blocks(
         if HAS_BIAS:
             s += tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))[None, :] * _LOG2E
         p = _weight(s - lse[:, None])
-        if PATTERN:
-            labels = tl.load(labels_ptr + columns) if PATTERN == 2 else columns
-            p = _kept(p, 0.0, columns[None, :], near[:, None], span, label[:, None], labels[None, :], PATTERN)
+        p = _kept(p, 0.0, columns[None, :], near[:, None], turn[:, None], span, step, arc, PATTERN)
         if MASKED:
             p = tl.where(columns[None, :] < seen[:, None], p, 0.0)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
@@ -662,8 +676,8 @@ def _backward_queries_blocks(
 def backward(
     q_ptr, k_ptr, v_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr,
     delta_ptr, sum_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, tokens_k_ptr, tokens_v_ptr,
-    marks_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head, dq_row,
-    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row,
+    marks_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head,
+    dq_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row,
     bias_width, marks_width, H, L, width, tokens, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BM_K: tl.constexpr, BN_K: tl.constexpr, BM_Q: tl.constexpr, BN_Q: tl.constexpr,
@@ -715,7 +729,7 @@ def backward(
     if HAS_BIAS:
         bias_ptr += batch_head * bias_width
     if PATTERN:
-        marks_ptr += head * 2 * PATTERN * marks_width
+        marks_ptr += head * (1 + PATTERN) * marks_width
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     if PARTS != 2 and (PARTS < 2 or PARTS == 4 or PARTS >= 8 or kind != 1):
@@ -772,17 +786,18 @@ def backward(
         if DROPOUT:
             row_bits = _row_bits(seed, batch_head, rows)
         seen, clear, end = _reach(rows, block, L, count, window, BM_Q, BN_Q, CAUSAL)
-        near, label, span, labels_ptr = _marks(marks_ptr, marks_width, rows, PATTERN)
+        span, step, arc = _numbers(marks_ptr, PATTERN)
+        near, turn = _places(marks_ptr, marks_width, rows, PATTERN)
         dq = tl.zeros((BM_Q, BLOCK_D), tl.float32)
         dq = _backward_queries_blocks(
-            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span,
-            labels_ptr, 0, clear, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS,
-            PATTERN, DROPOUT, PRECISION,
+            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
+            0, clear, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS, PATTERN,
+            DROPOUT, PRECISION,
         )  # fmt: skip
         dq = _backward_queries_blocks(
-            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, label, span,
-            labels_ptr, clear, end, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS,
-            PATTERN, DROPOUT, PRECISION,
+            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
+            clear, end, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS, PATTERN,
+            DROPOUT, PRECISION,
         )  # fmt: skip
         if HAS_OWN:
             own = batch_head * L + rows

@@ -326,8 +326,8 @@ class Call(NamedTuple):
 
     @property
     def pattern(self) -> int:
-        """0: none; 1: near points alone; 2: equal labels, too."""
-        return 0 if self.marks is None else self.marks.shape[1] // 2
+        """0: none; 1: near points alone; 2: points around a circle, too."""
+        return 0 if self.marks is None else self.marks.shape[1] - 1
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -365,9 +365,10 @@ def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call)
         work = _work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
         tile = work.tile
         numbers = (
-            *_three(q), *_three(out), *call.token_strides, *call.widths, H, L, _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, max(16, _power(D)),
-            max(16, _power(value_dim)), tile.rows, tile.columns, *call.has, call.pattern, call.tokens[0] is not None,
-            work.aligned and call.tokens_aligned, _eights(q, out), _precision(q),
+            *_three(q), *_three(out), *call.token_strides, *call.widths, H, L, _LOG2E / math.sqrt(D), call.threshold,
+            1.0 - call.dropout_p, D, value_dim, max(16, _power(D)), max(16, _power(value_dim)), tile.rows,
+            tile.columns, *call.has, call.pattern, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
+            _eights(q, out), _precision(q),
         )  # fmt: skip
         grid = (work.forward.shape[0], 1, 1)
         return kernels().forward, grid, (work.table, work.forward, *numbers), _options(tile.warps, tile.stages)
@@ -439,10 +440,10 @@ def backward(
         expand = tokens > 0
         numbers = (
             *_three(q), *_three(grad), *_three(dq), *((*_three(dk), *_three(dv)) if expand else (0,) * 6),
-            *call.token_strides, *call.widths, H, L, width, tokens,
-            _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, block_d, block_dv,
-            tile.key_rows, tile.key_columns, tile.query_rows, tile.query_columns, call.causal, *call.has[2:], call.pattern,
-            expand, parts, L % tile.key_rows == 0, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
+            *call.token_strides, *call.widths, H, L, width, tokens, _LOG2E / math.sqrt(D), call.threshold,
+            1.0 - call.dropout_p, D, value_dim, block_d, block_dv, tile.key_rows, tile.key_columns, tile.query_rows,
+            tile.query_columns, call.causal, *call.has[2:], call.pattern, expand, parts, L % tile.key_rows == 0,
+            call.tokens[0] is not None, work.aligned and call.tokens_aligned,
             _eights(q, grad, dq, *((dk, dv) if expand else ())), _precision(q),
         )  # fmt: skip
         options = _options(tile.back_warps, tile.back_stages, tile.registers)

@@ -1,9 +1,12 @@
-"""What the ragged kernels know of a sparse pattern: a few integers for each query and each point.
+"""What the ragged kernels know of a sparse pattern: two integers for each query, three for each head, all modulo 2³².
 
-    query i keeps point j:   start_i ≤ j ≤ start_i + span   or   label_i = label_j
+    query i keeps point j:   j − start_i ≤ span   or   j·step + turn_i ≤ arc
 
-A band or a block of points is what is near, residue classes or summaries are what has a label. The integers of a head
-are rows of one tensor: start, span; then, where some head has labels, those of the queries and those of the points.
+The first are the points of a band or of a block. For the second, the points go around a circle of 2³² places, once in
+every `stride` points: step = ⌈2³²/stride⌉. Those of one residue class stand close together there, all others far away,
+so that an arc holds a class, or the last few points of every block. No score costs a division.
+
+The integers of a head are rows of one tensor: (span, step, arc), then start and, where the arcs are used, turn.
 """
 
 from __future__ import annotations
@@ -15,26 +18,30 @@ from ..primal import Sparse
 from ..primal.patterns import Band, Block, Pattern, Piece, Residues, Summary
 from .problem import Problem
 
-WIDTH = 256
-"""Rows are as long as a multiple of this, and so of every block of the kernels."""
+WIDTH = 128
+"""Rows are as long as a multiple of this, and so of every block of queries."""
 
 _FAR = 1 << 30
-"""Where nothing is near, that starts beyond all points."""
+"""Beyond all points."""
 
 
-def refusal(pattern: Pattern, length: int) -> str | None:
-    """Why the integers cannot say what a pattern keeps; None when they can."""
+def refusal(pattern: Pattern, length: int, queries: int) -> str | None:
+    """Why the integers cannot say what a pattern keeps of `length` points; None when they can."""
     pieces = pattern.pieces(length)
     if pieces is None:
         return f"{pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
-    near, labelled = _split(pieces)
-    if len(near) > 1 or len(labelled) > 1 or not any(piece.own for piece in pieces):
-        return f"the ragged kernel has one band or block and one label for a query, and {pattern!r} has others"
+    near, around = _split(pieces)
+    if len(near) > 1 or len(around) > 1 or not any(piece.own for piece in pieces):
+        return f"the ragged kernel has one band or block and one residue class for a query, and {pattern!r} has others"
+    most = max(length, queries)
+    for piece in around:
+        if 5 * most * min(_period(piece), most) >= 2**32:
+            return f"the ragged kernel cannot tell residues modulo {_period(piece)} apart in sequences of {most}"
     return None
 
 
 def marks(p: Problem) -> Tensor | None:
-    """The integers of all heads, int32 [heads, 2 or 4, width], on the device; None where every query keeps all."""
+    """The integers of all heads, int32 [heads, 2 or 3, width], on the device; None where every query keeps all."""
     if not isinstance(p.primal.training_set, Sparse):
         return None
     key = _key(p)
@@ -66,33 +73,48 @@ def _key(p: Problem) -> _Key:
 
 
 def _marks(sparse: Sparse, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device) -> Tensor:
-    most = max(sparse.points(scale, tokens) for scale in scales)
-    width = -(-max(queries, most) // WIDTH) * WIDTH
-    index = torch.arange(width, device=device)
-    of_scale = {scale: _head(sparse, scale, tokens, index) for scale in sorted(set(scales))}
-    found = torch.stack([of_scale[scale] for scale in scales]).int()
-    labels = any(_split(sparse.pattern.pieces(sparse.points(scale, tokens)) or ())[1] for scale in scales)
-    return found if labels else found[:, :2].contiguous()
+    index = torch.arange(max(1, -(-queries // WIDTH)) * WIDTH, device=device)
+    pieces = {scale: sparse.pattern.pieces(sparse.points(scale, tokens)) or () for scale in sorted(set(scales))}
+    of_scale = {
+        scale: _head(kept, sparse.coordinate(index, scale, tokens), max(queries, sparse.points(scale, tokens)))
+        for scale, kept in pieces.items()
+    }
+    found = torch.stack([of_scale[scale] for scale in scales])
+    rows = 3 if any(_split(kept)[1] for kept in pieces.values()) else 2
+    return (found[:, :rows].add(2**31).remainder(2**32) - 2**31).int()  # as 32 bits, signed
 
 
-def _head(sparse: Sparse, scale: int, tokens: int, index: Tensor) -> Tensor:
-    """start, span, labels of queries, labels of points: [4, width]."""
-    i = sparse.coordinate(index, scale, tokens)
-    near, labelled = _split(sparse.pattern.pieces(sparse.points(scale, tokens)) or ())
+def _head(pieces: tuple[Piece, ...], i: Tensor, most: int) -> Tensor:
+    """(span, step, arc), start and turn of the queries at coordinates i: [3, width]."""
     start, span = torch.full_like(i, _FAR), 0
-    mine, theirs = torch.zeros_like(i), torch.full_like(i, -1)
-    for piece in near:
-        if isinstance(piece, Band):
-            reach = min(piece.reach, _FAR // 2)
+    turn, step, arc = torch.full_like(i, _FAR), 0, 0
+    near, around = _split(pieces)
+    for kept in near:
+        if isinstance(kept, Band):
+            reach = min(kept.reach, _FAR // 2)
             start, span = i - reach, 2 * reach
         else:
-            start, span = i // piece.size * piece.size, min(piece.size - 1, _FAR)
-    for piece in labelled:
+            start, span = i // kept.size * kept.size, min(kept.size - 1, _FAR)
+    for piece in around:
+        period = min(_period(piece), most)
+        step, slack = -(-(2**32) // period), most + period
         if isinstance(piece, Residues):
-            mine, theirs = i % piece.stride, index % piece.stride
+            turn, arc = slack - i * step, 2 * slack
+            continue
+        last = piece.count - (piece.size - period)  # points of every period
+        if last >= period:
+            turn, step = torch.zeros_like(i), 0  # they all stand in the arc
+        elif last > 0:
+            turn, arc = torch.full_like(i, (last - period) * step), (last - 1) * step + slack
         else:
-            theirs = torch.where(index % piece.size >= piece.size - piece.count, 0, -1)
-    return torch.stack([start, torch.full_like(i, span), mine, theirs])
+            step = 0
+    numbers = torch.zeros_like(i)
+    numbers[0], numbers[1], numbers[2] = span, step, arc
+    return torch.stack([numbers, start, turn])
+
+
+def _period(piece: Residues | Summary) -> int:
+    return piece.stride if isinstance(piece, Residues) else piece.size
 
 
 def _split(pieces: tuple[Piece, ...]) -> tuple[list[Band | Block], list[Residues | Summary]]:
