@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primaldual import Primal, mechanism, mechanisms
-from primaldual.ops import EXECUTORS, Plan, plan
+from primaldual.ops import EXECUTORS, Plan, block_sparse, plan
 from primaldual.ops.estimates import H200, Work, describe, estimate
 from primaldual.ops.plan import WIDTH, Candidate, amount, circumstances, duration
 from primaldual.ops.problem import Problem
@@ -83,6 +83,31 @@ def test_on_a_gpu_pieces_in_plain_torch_pay_in_long_sequences_alone(length: int,
     assert min(found, key=found.__getitem__) == winner
     if length == 93:
         assert found["block_sparse"] == pytest.approx(1.7e-3, rel=0.3)
+
+
+@pytest.mark.parametrize("pattern", [Strided(), Fixed(), Window(16)], ids=str)
+@pytest.mark.parametrize(("length", "batch"), [(93, 320), (405, 320), (1000, 40), (1751, 320), (2048, 8)])
+def test_on_a_gpu_patterns_with_dropout_are_kept_by_our_kernel(pattern: Pattern, length: int, batch: int) -> None:
+    x = torch.empty(batch, 8, length, 16, device="meta", dtype=torch.bfloat16)
+    primal = Primal(training_set=Sparse(pattern))
+    described = describe(Problem(primal, x, x, x, None, None, None, None, False, 0.1, {}, False), True, True)
+    work = described._replace(device=H200, plain=True, compiled=True)
+    found = {impl: estimate(impl, work).seconds for impl in ("sdpa", "block_sparse", "ragged")}
+    assert min(found, key=found.__getitem__) == "ragged"
+    softmax = work._replace(pieces=0, masked=False, compiled=False)
+    assert estimate("ragged", work).flops == estimate("ragged", softmax).flops
+    assert estimate("ragged", work).device > estimate("ragged", softmax).device
+    candidates = tuple(Candidate(name, None if name in found else "not here") for name in EXECUTORS)
+    assert "every score and keeps the pattern's" in " ".join(Plan("ragged", False, candidates, work).explain().split())
+
+
+def test_on_a_gpu_long_patterns_without_dropout_stay_with_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_sparse, "_flex_runs", lambda p: True)
+    x = torch.empty(2, 8, 16384, 64, device="meta", dtype=torch.bfloat16)
+    problem = Problem(mechanism("sparse"), x, x, x, None, None, None, None, False, 0.0, {}, False)
+    for captured in (False, True):
+        work = describe(problem, True, captured)._replace(device=H200)
+        assert estimate("block_sparse", work).seconds < estimate("ragged", work).seconds
 
 
 def test_a_pattern_of_one_s_own_runs_on_the_dense_mask() -> None:

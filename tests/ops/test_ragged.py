@@ -485,7 +485,11 @@ q = torch.randn(1, 4, 6, 8)
             r"3 scales \(1, 2, 4\) for 4 heads",
         ),
         (lambda: attention(q, q, q, "linear", impl="ragged"), UnsupportedError, r"the ragged kernel has the exp"),
-        (lambda: attention(q, q, q, "sparse", impl="ragged"), UnsupportedError, r"sparse.*'\w+' can"),
+        (
+            lambda: attention(q, q, q, "sparse", impl="ragged", is_causal=True),
+            UnsupportedError,
+            r"no causal form of sparse.*'\w+' can",
+        ),
         (lambda: attention(q, q, q, "bn", impl="ragged", need_weights=True), UnsupportedError, r"'reference' can"),
         (
             lambda: attention(q, q, q, "bn", impl="ragged", attn_mask=torch.zeros(6, 6)),

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from primaldual import Primal, attention, mechanism
+from primaldual.ops import plan
+from primaldual.primal import Fixed, Pattern, Strided, Window
 from support.ragged import adding_up, captured, check, replayed, sweeping
 
 pytestmark = [
@@ -274,3 +276,83 @@ def test_strided_queries_where_blocks_add_to_dq() -> None:
     assert "settle" in launched
     for mine, other in zip(*results, strict=True):
         assert_bits_but_the_last(mine, other)
+
+
+PATTERNS = [Strided(), Fixed(None, 2), Window()]
+
+
+def sparse(name: str, pattern: Pattern) -> Primal:
+    return mechanism(name, pattern=pattern, **({"scales": (4, 1, 2, 1)} if "sh" in name else {}))
+
+
+@pytest.mark.parametrize("dim", [8, 16, 64])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
+@pytest.mark.parametrize("name", ["sparse", "sparse-bn", "sparse-sh", "sparse-bn+sh"])
+def test_sparse_heads(name: str, pattern: Pattern, dim: int) -> None:
+    primal = sparse(name, pattern)
+    for length in (17, 127, 129, 1000):
+        for mask in ("none", "padding"):
+            check(primal, (length, length, dim, dim), torch.bfloat16, mask=mask, batch=2, **CUDA)
+            with replayed(primal, HEADS, -5):
+                check(primal, (length, length, dim, dim), torch.bfloat16, mask=mask, batch=2, dropout_p=0.1, **CUDA)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
+def test_sparse_heads_of_other_dtypes_and_shapes(pattern: Pattern, dtype: torch.dtype) -> None:
+    primal = sparse("sparse-bn+sh", pattern)
+    for shape in ((129, 1000, 16, 16), (1000, 127, 32, 24), (300, 300, 128, 128)):
+        check(primal, shape, dtype, mask="bias", batch=2, **CUDA)
+
+
+@pytest.mark.parametrize("dim", [8, 16])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
+def test_sparse_heads_are_swept_and_added_up(pattern: Pattern, dim: int) -> None:
+    primal = sparse("sparse-bn+sh", pattern)
+    for way in (sweeping, lambda: adding_up(*together(dim))):
+        for length in (300, 384):
+            with way(), replayed(primal, HEADS, 77):
+                check(primal, (length, length, dim, dim), torch.bfloat16, batch=160, dropout_p=0.1, **CUDA)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
+@pytest.mark.parametrize("dim", [16, 64])
+def test_a_captured_sparse_step_equals_the_eager_one(dim: int, padded: bool) -> None:
+    qkv, primal = tensors(129, dim), sparse("sparse-bn+sh", Strided())
+    hidden = torch.rand(2, 129, device="cuda") < 0.3 if padded else None
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = attention(*qkv, primal, key_padding_mask=hidden, impl="ragged")
+        return out, *torch.autograd.grad(out.float().square().sum(), qkv)
+
+    graph, results = captured(step)
+    with torch.no_grad():
+        for x in qkv:
+            x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(results[0], step()[0])
+    for mine, other in zip(results, step(), strict=True):
+        assert_bits_but_the_last(mine, other)
+
+
+def test_sparse_heads_compile_into_one_graph_with_inductor() -> None:
+    leaves, primal = tensors(), sparse("sparse-bn+sh", Strided())
+
+    def attend(q, k, v):
+        return attention(q, k, v, primal, impl="ragged")
+
+    results = []
+    for call in (attend, torch.compile(attend, fullgraph=True)):
+        out = call(*leaves)
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), leaves)))
+    for mine, other in zip(*results, strict=True):
+        scale = float(mine.abs().max().clamp(min=1))
+        torch.testing.assert_close(other, mine, rtol=0, atol=8 * torch.finfo(torch.bfloat16).eps * scale)
+
+
+@pytest.mark.parametrize("name", ["sparse", "sparse-bn+sh"])
+def test_sparse_heads_with_dropout_are_ours(name: str) -> None:
+    q, k, v = tensors(1000)
+    primal = sparse(name, Strided())
+    chosen = plan(q, k, v, primal, dropout_p=0.1)
+    assert chosen.impl == "ragged"

@@ -31,8 +31,10 @@ def refusal(pattern: Pattern, length: int, queries: int) -> str | None:
     if pieces is None:
         return f"{pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
     near, around = _split(pieces)
-    if len(near) > 1 or len(around) > 1 or not any(piece.own for piece in pieces):
-        return f"the ragged kernel has one band or block and one residue class for a query, and {pattern!r} has others"
+    summaries = [piece for piece in around if isinstance(piece, Summary)]
+    alone = any(near != [Block(piece.size)] for piece in summaries)  # theirs are kept in the query's own block, too
+    if len(near) > 1 or len(around) > 1 or alone or not any(piece.own for piece in pieces):
+        return f"the ragged kernel has one band and one residue class, or blocks and their summaries, not {pattern!r}"
     most = max(length, queries)
     for piece in around:
         if 5 * most * min(_period(piece), most) >= 2**32:
@@ -100,14 +102,10 @@ def _head(pieces: tuple[Piece, ...], i: Tensor, most: int) -> Tensor:
         step, slack = -(-(2**32) // period), most + period
         if isinstance(piece, Residues):
             turn, arc = slack - i * step, 2 * slack
-            continue
-        last = piece.count - (piece.size - period)  # points of every period
-        if last >= period:
-            turn, step = torch.zeros_like(i), 0  # they all stand in the arc
-        elif last > 0:
-            turn, arc = torch.full_like(i, (last - period) * step), (last - 1) * step + slack
+        elif piece.count < period:
+            turn, arc = torch.full_like(i, (piece.count - period) * step), (piece.count - 1) * step + slack
         else:
-            step = 0
+            turn, step = torch.zeros_like(i), 0  # all points stand in the arc
     numbers = torch.zeros_like(i)
     numbers[0], numbers[1], numbers[2] = span, step, arc
     return torch.stack([numbers, start, turn])
