@@ -446,8 +446,8 @@ def backward(
             call.tokens[0] is not None, work.aligned and call.tokens_aligned,
             _eights(q, grad, dq, *((dk, dv) if expand else ())), _precision(q),
         )  # fmt: skip
-        registers = tile.registers
-        if call.pattern and block_d == 64 and tile.key_rows == 32 and q.dtype.itemsize == 2:
+        registers, short = tile.registers, q.dtype.itemsize == 2
+        if call.pattern and call.bias is None and parts == 3 and block_d == 64 and tile.key_rows == 32 and short:
             registers = 168  # as many as without a pattern, and no spills: three programs a multiprocessor
         options = _options(tile.back_warps, tile.back_stages, registers)
         return kernels().backward, (tasks.shape[0], 1, 1), (work.table, tasks, *numbers), options
