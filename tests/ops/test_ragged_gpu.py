@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from primaldual import Primal, attention, mechanism
-from support.ragged import adding_up, captured, check, replayed, sweeping
+from primaldual.bench.timing import capture
+from support.ragged import adding_up, check, replayed, sweeping
 
 pytestmark = [
     pytest.mark.gpu,
@@ -97,7 +98,7 @@ def test_a_captured_step_equals_the_eager_one(kind: str) -> None:
         out = attention(*qkv, UNSORTED, is_causal=kind == "causal", key_padding_mask=hidden, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, results = captured(step)
+    graph, results = capture(step)
     with torch.no_grad():
         for x in qkv:
             x.copy_(torch.randn_like(x))
@@ -112,7 +113,7 @@ def test_every_replay_drops_other_weights() -> None:
         out = attention(*qkv, UNSORTED, dropout_p=p, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, (out, *gradients) = captured(step)
+    graph, (out, *gradients) = capture(step)
     outs = []
     for _ in range(replays):
         graph.replay()
@@ -231,7 +232,7 @@ def test_captured_blocks_that_add_to_dq(primal: Primal, dim: int) -> None:
         return out, *torch.autograd.grad(out, qkv, up)
 
     with adding_up(*together(dim)) as launched:
-        graph, results = captured(step)
+        graph, results = capture(step)
         with torch.no_grad():
             for x in qkv:
                 x.copy_(torch.randn_like(x))
