@@ -79,7 +79,7 @@ def test_a_record_says_what_was_measured(case, monkeypatch):
     for name in FIGURES:
         assert 0 < record[f"{name}_min"] <= record[name] <= record[f"{name}_max"]
     assert record["steps_per_second"] == pytest.approx(1e3 / record["ms_per_step_per_seed"])
-    assert record["peak_bytes_per_seed"] is None and "reference" not in record
+    assert record["peak_bytes_per_seed"] is None and "reference" not in record and not record["captured"]
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
@@ -161,6 +161,6 @@ def test_a_figure_that_is_missing_misses_its_target():
 def test_a_gpu_record_has_memory(name):
     record = TrainingBench(torch.device("cuda"), repeats=3, budget=0.5).measure(TrainingCase(name, seeds=2))
     assert record["error"] is None, record["error"]
-    assert record["full_size"] and record["dtype"] == "bfloat16"
+    assert record["full_size"] and record["dtype"] == "bfloat16" and record["captured"]
     assert record["peak_bytes_per_seed"] > 0 and record["rival_peak_bytes_per_seed"] > 0
     assert math.isfinite(record["ratio"]) and record["ratio"] > 0

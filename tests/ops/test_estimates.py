@@ -20,7 +20,7 @@ SHAPES = {  # batch, length, head_dim, scales of scaled heads
     "SCP1": (64, 896, 16, SH),
 }
 SOFTMAX = {"128": 37, "512": 113, "1024": 173, "4096": 2265, "16384": 17600, "LRA": 2050, "SCP1": 870}
-RAGGED = {"128": 29, "512": 77, "1024": 103, "4096": 1150, "16384": 9250, "LRA": 1320, "SCP1": 326}
+RAGGED = {"128": 29, "512": 74, "1024": 103, "4096": 1150, "16384": 9250, "LRA": 1320, "SCP1": 306}
 SDPA = {"128": 85, "512": 139, "1024": 164, "4096": 1180, "16384": 8190, "LRA": 1630, "SCP1": 575}
 """µs, forward and backward, captured: softmax by cuDNN, then scaled heads by our kernel, and by cuDNN on streams."""
 
@@ -92,7 +92,7 @@ def test_cudnn_is_slower_where_it_is_not_to_be_trusted() -> None:
 
 @pytest.mark.parametrize(
     ("batch", "length", "dim", "sdpa", "ragged"),
-    [(80, 1152, 64, 2880, 2540), (320, 1000, 64, 9380, 8340), (320, 896, 16, None, 3380)],
+    [(80, 1152, 64, 2880, 2540), (320, 1000, 64, 9380, 8340), (320, 896, 16, 6830, 2980), (320, 1751, 8, 24950, 11230)],
 )
 def test_dropout_takes_what_was_measured_and_ours_is_the_cheaper(batch, length, dim, sdpa, ragged) -> None:
     """Captured, 8 heads, dropout 0.1."""

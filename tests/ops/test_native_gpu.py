@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from primaldual import Primal, attention, mechanism
+from primaldual.bench.timing import capture
 from primaldual.ops import native
-from support.ragged import adding_up, captured, sweeping
+from support.ragged import adding_up, sweeping
 
 pytestmark = [
     pytest.mark.gpu,
@@ -207,7 +208,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, use: Use) -> None:
         out = attention(*qkv, primal, parameters=beta, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), (*qkv, *beta.values()))
 
-    graph, results = captured(run)
+    graph, results = capture(run)
     with torch.no_grad():
         for x in qkv:
             x.copy_(torch.randn_like(x))

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from primaldual import attention, mechanism
+from primaldual.bench.timing import capture
 from primaldual.nn import TransformerEncoderLayer
 from primaldual.ops import parallel
 from support.battery import relative_error
-from support.ragged import captured, check
+from support.ragged import check
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,7 +56,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
         out = attention(*leaves[:3], PRIMALS[name], parameters=learned, impl="sdpa")
         return out, *torch.autograd.grad(out.float().square().sum(), leaves)
 
-    graph, results = captured(step)
+    graph, results = capture(step)
     with torch.no_grad():
         for x in leaves[:3]:
             x.copy_(torch.randn_like(x))
@@ -74,7 +75,7 @@ def test_every_replay_drops_other_weights(calls: list) -> None:
         out = attention(*qkv, PRIMALS["bn+sh"], dropout_p=0.1, impl="sdpa")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, (out, *gradients) = captured(step)
+    graph, (out, *gradients) = capture(step)
     outs = []
     for _ in range(replays):
         graph.replay()
@@ -100,7 +101,7 @@ def test_views_of_one_projection_stay_finite_with_dropout(name: str, impl: str) 
         out = attention(q, k, v, PRIMALS[name], dropout_p=0.1, impl=impl)
         return out, *torch.autograd.grad(out, packed, up)
 
-    graph, (out, gradient) = captured(step)
+    graph, (out, gradient) = capture(step)
     largest = 0.0
     for _ in range(50):
         graph.replay()
@@ -195,7 +196,7 @@ class Training:
         return torch.stack(self.losses)
 
     def replayed(self, steps: int, warmups: int = 3) -> torch.Tensor:
-        graph, loss = captured(self.step, warmups)
+        graph, loss = capture(self.step, warmups)
         for _ in range(steps - warmups):
             graph.replay()
             self.losses.append(loss.clone())

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from primaldual import Primal, attention, mechanism
+from primaldual.bench.timing import capture
 from primaldual.ops import plan
 from primaldual.primal import Fixed, Pattern, Strided, Window
-from support.ragged import adding_up, captured, check, replayed, sweeping
+from support.ragged import adding_up, check, replayed, sweeping
 
 pytestmark = [
     pytest.mark.gpu,
@@ -99,7 +100,7 @@ def test_a_captured_step_equals_the_eager_one(kind: str) -> None:
         out = attention(*qkv, UNSORTED, is_causal=kind == "causal", key_padding_mask=hidden, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, results = captured(step)
+    graph, results = capture(step)
     with torch.no_grad():
         for x in qkv:
             x.copy_(torch.randn_like(x))
@@ -114,7 +115,7 @@ def test_every_replay_drops_other_weights() -> None:
         out = attention(*qkv, UNSORTED, dropout_p=p, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, (out, *gradients) = captured(step)
+    graph, (out, *gradients) = capture(step)
     outs = []
     for _ in range(replays):
         graph.replay()
@@ -233,7 +234,7 @@ def test_captured_blocks_that_add_to_dq(primal: Primal, dim: int) -> None:
         return out, *torch.autograd.grad(out, qkv, up)
 
     with adding_up(*together(dim)) as launched:
-        graph, results = captured(step)
+        graph, results = capture(step)
         with torch.no_grad():
             for x in qkv:
                 x.copy_(torch.randn_like(x))
@@ -325,7 +326,7 @@ def test_a_captured_sparse_step_equals_the_eager_one(dim: int, padded: bool) -> 
         out = attention(*qkv, primal, key_padding_mask=hidden, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, results = captured(step)
+    graph, results = capture(step)
     with torch.no_grad():
         for x in qkv:
             x.copy_(torch.randn_like(x))

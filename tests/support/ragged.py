@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from primaldual.ops import ragged, ragged_launch, reference
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 
-T = TypeVar("T")
 Shape = tuple[int, int, int, int]
 """Queries, keys, head dimension, value dimension."""
 
@@ -194,17 +193,3 @@ def sweeping() -> Iterator[None]:
         patch.setattr(ragged_launch, "_ready", {})
         yield
     ragged_launch._work.cache_clear()
-
-
-def captured(step: Callable[[], T], warmups: int = 3) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A CUDA graph of one step, and the tensors that its replays fill."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(warmups):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
-    return graph, result

@@ -37,12 +37,12 @@ class Captured(NamedTuple):
     result: Any
 
 
-def capture(step: Step) -> Captured:
+def capture(step: Step, warm_up: int = WARM_UP) -> Captured:
     """One whole step as a CUDA graph, after a warm-up on a side stream."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

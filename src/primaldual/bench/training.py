@@ -82,7 +82,7 @@ class TrainingBench:
             "channels": data.channels, "outputs": data.outputs, "series": len(data.train),
             "padded": data.train.padding is not None, "executor": self._executor(case),
         }  # fmt: skip
-        ours, rival = self._ready(self._together(case, data)), self._ready(self._alone(case, data))
+        ours, rival = self._ready(self._together(case, data, record)), self._ready(self._alone(case, data))
         rounds = in_turns([ours.timed, rival.timed], self.repeats, self.budget)
         each = [(1e3 * mine / case.seeds, 1e3 * other) for mine, other in rounds]
         record |= _spread("ms_per_step_per_seed", [mine for mine, _ in each])
@@ -111,13 +111,16 @@ class TrainingBench:
         timed.inner = math.ceil(SAMPLE_SECONDS / timed.sample())
         return _Peaked(timed, torch.cuda.max_memory_allocated() - before if cuda else None)
 
-    def _together(self, case: TrainingCase, data: Dataset) -> Callable[[], Contestant]:
+    def _together(self, case: TrainingCase, data: Dataset, record: Record) -> Callable[[], Contestant]:
+        """All members; the record is told whether their step is a CUDA graph."""
+
         def make() -> Contestant:
             ensemble = Ensemble(data, case.primal, case.recipe, range(case.seeds), self.device)
             steps: list[Step] = [partial(ensemble.step, rows) for rows in self._batches(case, case.seeds, data)]
             steps[0]()
             if not bool(ensemble.alive.all()):
                 raise ArithmeticError("the loss is not finite")
+            record["captured"] = ensemble.captured
             return Contestant("together", steps, 0)
 
         return make

@@ -92,6 +92,11 @@ class Ensemble:
             self._steps[size] = self._captured(self._step, rows) if self.device.type == "cuda" else self._step
         self._steps[size](rows)
 
+    @property
+    def captured(self) -> bool:
+        """Whether the steps made so far are CUDA graphs."""
+        return all(isinstance(step, Captured) for step in self._steps.values())
+
     def _step(self, rows: Tensor) -> Tensor:
         padding = None if self.train.padding is None else self.train.padding[rows]
         losses = self._losses(forward(self.weights, self.train.x[rows], padding, True), self.train.y[rows])
