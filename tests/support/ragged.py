@@ -123,7 +123,7 @@ def _mix(x: Tensor) -> Tensor:
 def kept(seed: int, batch: int, heads: Sequence[int], of: int, columns: Tensor, p: float) -> Tensor:
     """Boolean [batch, heads, L, W]: what the kernels keep of the weights of these heads, `of` so many; columns [L, W].
 
-    The hash of `ragged_kernels`, in 64-bit integers.
+    The hash of `ragged_parts`, in 64-bit integers.
     """
     seed &= _ALL
     batch_head = (torch.arange(batch)[:, None] * of + torch.tensor(list(heads))).to(columns.device)

@@ -11,62 +11,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _mix(x):
-    """A 32-bit hash."""
-    x = x ^ (x >> 16)
-    x = x * 0x85EBCA6B
-    x = x ^ (x >> 13)
-    x = x * 0xC2B2AE35
-    return x ^ (x >> 16)
+from ..ops.kernel_dropout import COMPILED, drop, mix
 
 
 @triton.jit
 def _member_seed(seed_ptr, member):
-    return _mix(tl.load(seed_ptr).to(tl.uint32) + member.to(tl.uint32) * 0x9E3779B1)
+    return mix(tl.load(seed_ptr).to(tl.uint32) + member.to(tl.uint32) * 0x9E3779B1)
 
 
 @triton.jit
 def _row_bits(seed, row):
-    return _mix(seed + row.to(tl.uint32) * 0x9E3779B1) | 1
+    return mix(seed + row.to(tl.uint32) * 0x9E3779B1) | 1
 
 
 @triton.jit
 def _column_bits(seed, column):
-    return _mix((seed ^ 0x9E3779B9) + column.to(tl.uint32) * 0x85EBCA77) | 1
-
-
-_COMPILED = tl.constexpr(isinstance(_mix, triton.JITFunction))
+    return mix((seed ^ 0x9E3779B9) + column.to(tl.uint32) * 0x85EBCA77) | 1
 
 
 @triton.jit
-def _kept(x, row_bits, column_bits, threshold):
-    """x where it is kept, zero elsewhere: the product of two odd hashes is uniform, and costs one instruction.
-
-    As assembly the comparison stays with the selection; apart they cost twice the instructions.
-    """
+def _drop_both(x, y, row_bits, column_bits, threshold):
+    """As `drop`, of two. They have one layout then, and what they have in common is computed once."""
     threshold = threshold.to(tl.uint32)
-    if _COMPILED:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .pred kept;
-            .reg .u32 bits;
-            mul.lo.u32 bits, $2, $3;
-            setp.ge.u32 kept, bits, $4;
-            selp.f32 $0, $1, 0f00000000, kept;
-            }""",
-            "=r,r,r,r,r", [x, row_bits, column_bits, threshold], dtype=tl.float32, is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return tl.where(row_bits * column_bits >= threshold, x, 0.0)
-
-
-@triton.jit
-def _both_kept(x, y, row_bits, column_bits, threshold):
-    """As `_kept`, of two. They have one layout then, and what they have in common is computed once."""
-    threshold = threshold.to(tl.uint32)
-    if _COMPILED:
+    if COMPILED:
         return tl.inline_asm_elementwise(
             """{
             .reg .pred kept;
@@ -87,7 +54,7 @@ def _both_kept(x, y, row_bits, column_bits, threshold):
 @triton.jit
 def _power_of_2(x):
     """2^x, or 0 where that is less than a normal number: to look for these costs three instructions more."""
-    if _COMPILED:
+    if COMPILED:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -150,7 +117,7 @@ def embed(
         at = case * length * D + place
         y = factor * tl.load(x_ptr + at, mask=here, other=0.0).to(tl.float32) + add
         if DROPOUT:
-            y = _kept(y, _row_bits(seed, case * length + steps)[:, None], column_bits[None, :], threshold)
+            y = drop(y, _row_bits(seed, case * length + steps)[:, None], column_bits[None, :], threshold)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=here)
 
 
@@ -175,7 +142,7 @@ def embed_backward(
         at = case * length * D + place
         dy = tl.load(dy_ptr + at, mask=here, other=0.0).to(tl.float32)
         if DROPOUT:
-            dy = _kept(dy, _row_bits(seed, case * length + steps)[:, None], column_bits[None, :], threshold)
+            dy = drop(dy, _row_bits(seed, case * length + steps)[:, None], column_bits[None, :], threshold)
         total += dy
         tl.store(dx_ptr + at, (dy * factor).to(dx_ptr.dtype.element_ty), mask=here)
     total *= boost
@@ -203,7 +170,7 @@ def activate(
         h = tl.load(h_ptr + at, mask=here, other=0.0).to(tl.float32) + bias[None, :]
         y = _gelu(h, y_ptr.dtype.element_ty == tl.float32)
         if DROPOUT:
-            y = _kept(y * boost, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
+            y = drop(y * boost, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=here)
 
 
@@ -232,7 +199,7 @@ def activate_backward(
         below, density = _normal(h, dh_ptr.dtype.element_ty == tl.float32)
         dh = dy * (below + h * density)
         if DROPOUT:
-            dh = _kept(dh * boost, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
+            dh = drop(dh * boost, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
         total += dh
         tl.store(dh_ptr + at, dh.to(dh_ptr.dtype.element_ty), mask=here)
     at = (member * tl.num_programs(0) + tl.program_id(0)) * D + d
@@ -266,7 +233,7 @@ def add(
         at = row[:, None] * D + d[None, :]
         a = tl.load(a_ptr + at, mask=here, other=0.0).to(tl.float32) * boost + bias[None, :]
         if DROPOUT:
-            a = _kept(a, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
+            a = drop(a, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
         r = tl.load(x_ptr + at, mask=here, other=0.0).to(tl.float32) + a
         tl.store(r_ptr + at, r.to(r_ptr.dtype.element_ty), mask=here)
         if SUMS:
@@ -434,7 +401,7 @@ def batch_backward(
         dr = dy * scale[None, :] - shift[None, :] - (r - mean[None, :]) * slope[None, :]
         tl.store(dr_ptr + at, dr.to(dr_ptr.dtype.element_ty), mask=here)
         if DROPOUT:
-            dr = _kept(dr * boost, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
+            dr = drop(dr * boost, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
             tl.store(da_ptr + at, dr.to(da_ptr.dtype.element_ty), mask=here)
         total += tl.where(here, dr, 0.0)
     at = (member * tl.num_programs(0) + tl.program_id(0)) * D + d
@@ -497,7 +464,7 @@ def layer_backward(
         dr = tl.where(here, dr, 0.0)
         tl.store(dr_ptr + at, dr.to(dr_ptr.dtype.element_ty), mask=here)
         if DROPOUT:
-            dr = _kept(dr * boost, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
+            dr = drop(dr * boost, _row_bits(seed, row)[:, None], column_bits[None, :], threshold)
             tl.store(da_ptr + at, dr.to(da_ptr.dtype.element_ty), mask=here)
         total += dr
     at = (member * tl.num_programs(0) + tl.program_id(0)) * 3 * D + d
@@ -536,7 +503,7 @@ def head(
             z = tl.where(_padded(padding_ptr + member * cases * length, case, place, here, length, D), 0.0, z)
         z = _gelu(z, z_ptr.dtype.element_ty == tl.float32)
         if DROPOUT:
-            z = _kept(z, row_bits[:, None], _column_bits(seed, place)[None, :], threshold)
+            z = drop(z, row_bits[:, None], _column_bits(seed, place)[None, :], threshold)
         weight = tl.load(
             weight_ptr + output[None, :] * width + place[:, None],
             mask=(output[None, :] < outputs) & (place[:, None] < width), other=0.0,
@@ -580,7 +547,7 @@ def head_backward(
         y = z * below
         dz = tl.dot(dscores, weight, input_precision=PRECISION) * ((below + z * density) * boost)
         if DROPOUT:
-            y, dz = _both_kept(y, dz, _row_bits(seed, case)[:, None], column_bits[None, :], threshold)
+            y, dz = _drop_both(y, dz, _row_bits(seed, case)[:, None], column_bits[None, :], threshold)
         if HAS_PADDING:
             padded = _padded(padding_ptr + member * cases * length, case, place, here, length, D)
             y = tl.where(padded, 0.0, y)
