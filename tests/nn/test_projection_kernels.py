@@ -4,9 +4,6 @@ They run in Triton's interpreter, which must be switched on before Triton is imp
 this file. On a GPU they are tested as they are, in test_layers_gpu.
 """
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -17,9 +14,8 @@ from nn.layers import reference_of
 from primaldual import MultiheadAttention, mechanism
 from primaldual.nn import grouped, pooled, recentred, unpooled
 from primaldual.primal import Pooled
+from support.interpreter import child_process, interpreted
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
 # numpy's, in the interpreter; what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:overflow encountered in exp2:RuntimeWarning"
@@ -40,14 +36,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
-def test_the_kernels_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
-    child = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
 def gradients(layer: MultiheadAttention, x, padding) -> dict:

@@ -4,9 +4,6 @@ Where there is no GPU they run in Triton's interpreter, which must be switched o
 process that runs this file. It computes bfloat16 products wrongly without a word, so those are tested on a GPU alone.
 """
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -16,9 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from primaldual import Primal, attention, mechanism
 from primaldual.primal import EluPlusOne, RandomFeatures, Recenter, RmsNorm
 from support.battery import relative_error
+from support.interpreter import INTERPRETED, child_process, interpreted
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
 # numpy's, in the interpreter; what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:overflow encountered in exp2:RuntimeWarning"
@@ -42,14 +38,7 @@ CAUSAL = ("elu", "random", "rms")  # finite features have no causal re-centring;
 SHAPES = {"one": (1, 1, 8, 8), "odd": (37, 29, 20, 9), "longer": (17, 150, 16, 16), "even": (128, 128, 16, 32)}
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
-def test_the_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
-    child = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
 def run(primal, shape, mask, is_causal, impl, dtype, device, rounded=None) -> dict:

@@ -4,9 +4,6 @@ Where there is no GPU they run in Triton's interpreter, which must be switched o
 process that runs this file. It computes bfloat16 products wrongly without a word, so those are tested on a GPU alone.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -20,13 +17,12 @@ from primaldual.dual.cost import count
 from primaldual.ops import UnsupportedError, plan, ragged, ragged_launch, ragged_ops
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
+from support.interpreter import INTERPRETED, child_process, interpreted
 from support.ragged import adding_up, check, kept, replayed, sweeping
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
@@ -46,14 +42,7 @@ UNSORTED = mechanism("bn+sh", learnable=True, scales=(4, 1, 2, 1))
 TWO = mechanism("bn+sh", scales=(2, 1))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
-def test_the_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
-    child = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
 def tensors(shape=(20, 20, 8, 8), heads: int = 4, batch: int = 1, dtype=torch.float32) -> list:

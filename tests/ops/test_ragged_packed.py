@@ -3,10 +3,6 @@
 Where there is no GPU the kernels run in Triton's interpreter, in a child process that runs this file.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +10,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from primaldual.ops import ragged_ops
+from support.interpreter import INTERPRETED, child_process
 from support.ragged import sweeping
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
@@ -31,14 +27,7 @@ KINDS = {"softmax": (False, (1, 1)), "sh": (False, (2, 1)), "bn": (True, (1, 1))
 """Whether queries are re-centred, and the scales of the heads."""
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
-def test_the_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
-    child = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
 def thirds(device: str, dtype: torch.dtype, length: int, order: tuple[int, ...] = (0, 1, 2)) -> list[Tensor]:

@@ -3,9 +3,6 @@
 Where there is no GPU the kernels run in Triton's interpreter, in a child process that runs this file.
 """
 
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -22,10 +19,9 @@ from primaldual.ops.problem import Problem
 from primaldual.primal import AllKeys, Fixed, Pattern, Pooled, Sparse, Strided, Window
 from primaldual.primal.patterns import Band, Block, Piece, Residues, Summary
 from support.battery import PRIMALS
+from support.interpreter import child_process, interpreted
 from support.ragged import adding_up, check, replayed, sweeping
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
@@ -39,14 +35,7 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
-def test_the_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
-    child = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
 def tensors(shape=(20, 20, 8, 8), heads: int = 3, batch: int = 1) -> list[torch.Tensor]:

@@ -1,8 +1,5 @@
 """The fused training step against the readable one: scores, gradients, running moments, whole steps."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,9 +12,9 @@ from primaldual.training import Ensemble, fused
 from primaldual.training.members import forward
 from primaldual.training.optimizer import Optimizer
 from primaldual.training.stacked import Stacked
+from support.interpreter import INTERPRETED, child_process
 from training.toy import small, toy
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
@@ -26,14 +23,7 @@ DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gp
 everywhere = pytest.mark.parametrize("device", DEVICES)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
-def test_the_kernels_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
-    child = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
 def both(config: SeriesConfig, device: str, dtype: torch.dtype = torch.float32) -> tuple[Stacked, Stacked]:

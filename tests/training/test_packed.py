@@ -1,8 +1,5 @@
 """The projections of queries, keys and values are one tensor, and so is their gradient: nothing is put together."""
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,8 +13,8 @@ from primaldual.models import SeriesConfig
 from primaldual.training import fused, members
 from primaldual.training.members import _Thirds
 from primaldual.training.stacked import Stacked
+from support.interpreter import INTERPRETED, child_process
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
@@ -27,14 +24,7 @@ everywhere = pytest.mark.parametrize("device", DEVICES)
 WIDTH, LENGTH, BATCH = 16, 10, 2
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the child process")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
-def test_the_kernels_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
-    child = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
 class Joined(TorchDispatchMode):

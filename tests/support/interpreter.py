@@ -1,0 +1,30 @@
+"""Triton kernels on a CPU: a file's tests run in a child process, in which Triton interprets its kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether this is the child process."""
+
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
+
+
+def child_process(file: str) -> Callable[[], None]:
+    """The test that runs those of a file in the interpreter, where there is no GPU."""
+
+    @pytest.mark.skipif(INTERPRETED, reason="this is the child process")
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
+    def test() -> None:
+        command = [sys.executable, "-m", "pytest", file, "-q", "-x", "-p", "no:cacheprovider"]
+        environment = os.environ | {"TRITON_INTERPRET": "1"}
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert child.returncode == 0, child.stdout + child.stderr
+
+    return test
