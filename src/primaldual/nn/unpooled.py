@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops.thirds import side_by_side
 from .grouped import Groups, biases, shift_of_groups, votes
 from .launching import forked, launch, power
 from .recentred import affine, column_sums, recentre
@@ -80,13 +81,7 @@ def _together(gradients: tuple[Tensor, ...]) -> Tensor:
     """[B, N, 3, H, D] of three [B, H, N, D]: the buffer of which they are thirds, or a copy."""
     first = gradients[0]
     B, H, N, D = first.shape
-    strides = 3 * N * H * D, D, 3 * H * D, 1
-    if all(
-        x.stride() == strides
-        and x.storage_offset() == first.storage_offset() + i * H * D
-        and x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        for i, x in enumerate(gradients)
-    ):
+    if side_by_side(gradients, (3 * N * H * D, D, 3 * H * D, 1), H * D):
         return first.as_strided((B, N, 3, H, D), (3 * N * H * D, 3 * H * D, H * D, D, 1))
     return torch.stack([x.transpose(1, 2) for x in gradients], 2)
 

@@ -110,6 +110,26 @@ def _store_points(
 
 
 @triton.jit
+def _load_points(
+    columns, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, count, seed,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Keys, values, bias in units of log 2 and hashes of a block of points; the columns themselves without dropout."""
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    k = load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
+    v = load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
+    bias = tl.zeros((BN,), tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * LOG2E
+    column_bits = columns
+    if DROPOUT:
+        column_bits = hash_columns(seed, columns)
+    return k, v, bias, column_bits
+
+
+@triton.jit
 def _flat(tile, R: tl.constexpr, C: tl.constexpr):
     """A product in the order in which threads hold it, so that it leaves from their registers as it is.
 
@@ -144,14 +164,23 @@ def _backward_block(
     dv = tl.arange(0, BLOCK_DV)
     back = scale / (LOG2E * keep)  # from keep · ds to gradients
     columns = first + tl.arange(0, BN)
-    k = load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
-    v = load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
-    bias = tl.zeros((BN,), tl.float32)
-    if HAS_BIAS:
-        bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * LOG2E
-    column_bits = columns
-    if DROPOUT:
-        column_bits = hash_columns(seed, columns)
+    k, v, bias, column_bits = _load_points(
+        columns,
+        k_ptr,
+        v_ptr,
+        k_stride,
+        v_stride,
+        bias_ptr,
+        count,
+        seed,
+        D,
+        DV,
+        BLOCK_D,
+        BLOCK_DV,
+        BN,
+        HAS_BIAS,
+        DROPOUT,
+    )
     span, step, arc = pattern_of(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
@@ -231,15 +260,24 @@ def _backward_keys(
     columns = block * BN + tl.arange(0, BN)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    k = load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
-    v = load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
+    k, v, bias, column_bits = _load_points(
+        columns,
+        k_ptr,
+        v_ptr,
+        k_stride,
+        v_stride,
+        bias_ptr,
+        count,
+        seed,
+        D,
+        DV,
+        BLOCK_D,
+        BLOCK_DV,
+        BN,
+        HAS_BIAS,
+        DROPOUT,
+    )
     back = scale / (LOG2E * keep)  # from keep · ds to gradients
-    bias = tl.zeros((BN,), tl.float32)
-    if HAS_BIAS:
-        bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * LOG2E
-    column_bits = columns
-    if DROPOUT:
-        column_bits = hash_columns(seed, columns)
     span, step, arc = pattern_of(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)

@@ -332,7 +332,7 @@ class Call(NamedTuple):
     @property
     def widths(self) -> tuple[int, int]:
         """How long the rows of the bias and of the marks are."""
-        return tuple(0 if x is None else x.shape[2] for x in (self.bias, self.marks))  # type: ignore[return-value]
+        return 0 if self.bias is None else self.bias.shape[2], 0 if self.marks is None else self.marks.shape[2]
 
     @property
     def token_strides(self) -> tuple[int, ...]:

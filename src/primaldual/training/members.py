@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.nn.functional import batch_norm, dropout, gelu, layer_norm, pad
 
 from ..ops import attention
+from ..ops.thirds import side_by_side
 from ..primal import AllKeys, InputMap, Moments, PointMap, Primal, Sparse, TokenMap
 from . import fused
 from .stacked import Stacked
@@ -167,13 +168,8 @@ class _Thirds(Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         first = gradients[0]
         members, rows, width = first.shape
-        strides, storage = (3 * rows * width, 3 * width, 1), first.untyped_storage().data_ptr()
-        if not torch.is_grad_enabled() and all(
-            x.stride() == strides
-            and x.storage_offset() == first.storage_offset() + i * width
-            and x.untyped_storage().data_ptr() == storage
-            for i, x in enumerate(gradients)
-        ):
+        strides = 3 * rows * width, 3 * width, 1
+        if not torch.is_grad_enabled() and side_by_side(gradients, strides, width):
             return first.as_strided((members, rows, 3 * width), strides)
         return torch.cat(gradients, -1)
 
