@@ -14,6 +14,7 @@ from nn.layers import reference_of
 from primaldual import MultiheadAttention, mechanism
 from primaldual.nn import grouped, pooled, recentred, unpooled
 from primaldual.primal import Pooled
+from support.cudnn import stand_in
 from support.interpreter import child_process, interpreted
 
 # numpy's, in the interpreter; what overflows is not selected
@@ -81,6 +82,32 @@ def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, way, monkey
 
 
 @interpreted
+@pytest.mark.parametrize(
+    ("name", "length", "long"),
+    [
+        ("sh", 21, [21, 11]),
+        ("sh", 16, [16, 4]),
+        ("bn+sh", 21, [11]),
+        ("bn+sh", 16, [16, 8, 4]),
+        ("all pooled", 21, [2, 2]),
+    ],
+)
+def test_long_heads_go_back_beside_the_others(name, length, long, monkeypatch):
+    seen = stand_in(monkeypatch, long)
+    monkeypatch.setattr(pooled, "LONG", (length, length))
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS[name])
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, mean=0.1, std=0.3)
+    slow = reference_of(layer).double()
+    x = torch.randn(3, length, E, requires_grad=True)
+    found, expected = gradients(layer, x, None), gradients(slow, x.detach().double().requires_grad_(), None)
+    assert seen == long
+    largest = max(float(value.detach().abs().max()) for value in expected.values())
+    for what, value in expected.items():
+        assert (found[what] - value).abs().max() < 1e-5 * largest, what
+
+
+@interpreted
 def test_gradients_of_tokens_are_handed_on_without_a_copy(monkeypatch):
     kept = []
     together = unpooled._together
@@ -117,3 +144,9 @@ def test_the_route_goes_by_length(tokens, way, monkeypatch):
     assert pooled.how("ragged", q, groups) == way
     assert pooled.how("sdpa", q, groups) == "apart"
     assert pooled.how("auto", q.double(), groups) == "apart"
+    monkeypatch.setattr(pooled, "LONG", (5, 5))
+    stand_in(monkeypatch, [3])
+    assert pooled.how("auto", q, groups) == ("parallel" if tokens == 5 else way)
+    assert pooled.how("ragged", q, groups) == pooled.how("auto", q, groups, 0.1) == way
+    with torch.no_grad():
+        assert pooled.how("auto", q, groups) == way

@@ -1,10 +1,10 @@
-"""Scaled heads on cuDNN's kernels, one stream per scale; and whole training steps in a CUDA graph."""
+"""Long scaled heads, which go back through cuDNN's kernels beside ours; and whole training steps in a CUDA graph."""
 
 import pytest
 import torch
 from torch import nn
 
-from primaldual import attention, mechanism
+from primaldual import Primal, attention, mechanism
 from primaldual.bench.timing import capture
 from primaldual.nn import TransformerEncoderLayer
 from primaldual.ops import parallel
@@ -27,23 +27,50 @@ PRIMALS = {
 
 @pytest.fixture
 def calls(monkeypatch) -> list:
-    """The calls of `parallel`, so that a test knows that it ran."""
-    seen, run = [], parallel.run
-    monkeypatch.setattr(parallel, "run", lambda p: (seen.append(p), run(p))[1])
+    """How many points heads have whose gradients cuDNN finds; here all that are not few, at any length."""
+    seen, by_cudnn = [], parallel.by_cudnn
+    for name, value in (("QUERIES", 1), ("POINTS", 50), ("NARROW", 8)):
+        monkeypatch.setattr(parallel, name, value)
+    monkeypatch.setattr(parallel, "by_cudnn", lambda *given: (seen.append(given[2].shape[2]), by_cudnn(*given))[1])
     return seen
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", PRIMALS)
 def test_equals_the_reference(name: str, dtype: torch.dtype, calls: list) -> None:
-    for shape in ((512, 512, 16, 16), (100, 60, 64, 64), (1000, 1000, 16, 16)):
+    for shape in ((512, 512, 16, 16), (100, 60, 64, 64), (1000, 1000, 16, 16), (200, 192, 64, 64)):
         check(PRIMALS[name], shape, dtype, impl="sdpa", heads=len(SCALES), batch=2, device="cuda")
-    assert len(calls) == 3
+    assert calls == [512, 256, 128, 60, 1000, 500, 250, 96]
 
 
 def tensors(length: int = 120) -> list[torch.Tensor]:
     shape = (2, len(SCALES), length, 16)
     return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+
+def apart(leaves: list[torch.Tensor], primal: Primal) -> float:
+    """How far outputs and gradients with cuDNN's backward pass are from those by our kernels alone, by norms."""
+    learned = {n: x.cuda().requires_grad_() for n, x in primal.learned(leaves[0].shape[1], leaves[0].shape[-1]).items()}
+    up, found = torch.randn_like(leaves[0]), []
+    for impl in ("sdpa", "ragged"):
+        out = attention(*leaves, primal, parameters=learned, impl=impl)
+        found.append([out, *torch.autograd.grad(out, [*leaves, *learned.values()], up)])
+    return max(float((x.float() - y.float()).norm() / y.float().norm()) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["sh", "bn+sh learned"])
+def test_a_long_sequence_gets_what_our_kernels_give(name: str) -> None:
+    """By the rule as it is: at 4096 two of the three scales."""
+    leaves = [torch.randn(2, 4, 4096, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    assert apart(leaves, PRIMALS[name]) < 0.01
+
+
+def test_scores_of_hundreds_find_their_log_sum_exp(calls: list) -> None:
+    """Queries are rounded after the shift, for cuDNN as in our forward pass."""
+    q, k, v = tensors(240)
+    leaves = [x.detach().requires_grad_() for x in (8 * q + 24, 8 * k + 24, v)]
+    assert apart(leaves, PRIMALS["bn+sh"]) < 0.1
+    assert calls == [240, 120, 60]
 
 
 @pytest.mark.parametrize("name", PRIMALS)
@@ -65,10 +92,11 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
     for mine, other in zip(results, step(), strict=True):  # cuDNN adds dq up in any order
         scale = float(other.abs().max().clamp(min=1))
         torch.testing.assert_close(mine, other, rtol=0, atol=4 * torch.finfo(torch.bfloat16).eps * scale)
-    assert len(calls) == 5
+    assert calls == [120, 60] * 5
 
 
-def test_every_replay_drops_other_weights(calls: list) -> None:
+def test_every_replay_drops_other_weights() -> None:
+    """Group by group, by torch's kernels alone."""
     qkv, replays = tensors(), 400
 
     def step() -> tuple[torch.Tensor, ...]:
@@ -86,7 +114,6 @@ def test_every_replay_drops_other_weights(calls: list) -> None:
     exact = attention(*qkv, PRIMALS["bn+sh"], impl="reference").double()
     bound = 6 * outs.std(0) / replays**0.5 + 2 * torch.finfo(out.dtype).eps * exact.abs().clamp(min=1)
     assert ((outs.mean(0) - exact).abs() < bound).all()
-    assert calls
 
 
 @pytest.mark.parametrize("impl", ["sdpa", "ragged"])
@@ -115,7 +142,7 @@ def test_views_of_one_projection_stay_finite_with_dropout(name: str, impl: str) 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 @pytest.mark.parametrize("length", [896, 1152], ids=lambda n: f"{n} and {n // 2} keys")
 @pytest.mark.parametrize("impl", ["sdpa", "ragged", "auto"])
-def test_scores_far_below_zero_have_finite_gradients(impl: str, length: int, dropout_p: float) -> None:
+def test_scores_far_below_zero_have_finite_gradients(impl: str, length: int, dropout_p: float, calls: list) -> None:
     """Half of 896, or of 1152, is an odd multiple of 64: there cuDNN does not hide what is beyond the last key."""
     primal = mechanism("sh", scales=SCALES)
     far = torch.full((16,), 8.0, device="cuda")  # scores near -256
@@ -124,6 +151,7 @@ def test_scores_far_below_zero_have_finite_gradients(impl: str, length: int, dro
     out = attention(*leaves, primal, impl=impl, dropout_p=dropout_p)
     for x in (out, *torch.autograd.grad(out.float().square().sum(), leaves)):
         assert x.isfinite().all()
+    assert not any(parallel.half_empty(points) for points in calls)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2], ids=["heads first", "tokens first", "torch's own"])
@@ -158,7 +186,7 @@ def test_calls_that_differ_in_the_strides_of_their_outputs_alone(first: int, cal
             found = torch.autograd.grad(out, qkv, up, retain_graph=True)
             expected = torch.autograd.grad(truth, exact, up.double(), retain_graph=True)
             assert all(relative_error(x, y) < 0.05 for x, y in zip(found, expected, strict=True))
-    assert len(calls) == 2
+    assert calls == 3 * [length, length // 2] * 2
 
 
 class Training:

@@ -171,6 +171,22 @@ def test_where_the_host_decides_the_explanation_says_so() -> None:
     assert lines[-1].endswith("eager, on an H200")
 
 
+def test_long_heads_go_back_through_cudnn_s_kernels_captured() -> None:
+    x = torch.empty(8, 8, 4096, 64, device="meta", dtype=torch.bfloat16)
+    problem = Problem(mechanism("sh"), x, x, x, None, None, None, None, False, 0.0, {}, False)
+    found = {}
+    for backward, captured in ((True, True), (True, False), (False, True)):
+        work = describe(problem, backward, captured)._replace(device=H200)
+        assert work.long == 2
+        seconds = {impl: estimate(impl, work).seconds for impl in ("sdpa", "ragged")}
+        found[backward, captured] = min(seconds, key=seconds.__getitem__)
+    assert found == {(True, True): "sdpa", (True, False): "ragged", (False, True): "ragged"}
+    captured = describe(problem, True, True)._replace(device=H200)
+    candidates = tuple(Candidate(name, None if name in seconds else "not here") for name in EXECUTORS)
+    chosen = Plan("sdpa", False, candidates, captured)
+    assert "our kernel forward, and cuDNN's backward for long heads" in " ".join(chosen.explain().split())
+
+
 def test_numbers_are_readable() -> None:
     assert [amount(x, "B") for x in (12, 999, 1000, 8.14e9, 9.96e9, 9.8e7, 4e18)] == [
         "12 B", "999 B", "1.0 kB", "8.1 GB", "10 GB", "98 MB", "4000 PB",

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from ..dual import GroupHeadsByScale, PoolBeforeProjection
-from ..ops import attention, parallel, ragged_launch, ragged_ops
+from ..ops import attention, parallel, ragged_ops
 from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
 from ..ops.ragged import MAX_HEAD_DIM
@@ -33,7 +33,7 @@ SHORT = 2048
 """Tokens up to which one product for all of them, pooled afterwards, is faster than a product per scale."""
 
 LONG = (4096, 8192)
-"""Tokens from which on cuDNN's kernels, one stream per scale, are faster than one launch of ours: captured, eager."""
+"""Tokens from which on long heads go back through cuDNN's kernels, on streams beside ours: captured, eager."""
 
 
 def applies(layer: MultiheadAttention, need_weights: bool, mask: Tensor | None, is_causal: bool) -> bool:
@@ -93,18 +93,17 @@ def how(impl: str, q: Tensor, groups: Groups, dropout_p: float = 0.0) -> str:
     """Which way heads of several lengths go, by name.
 
     "tokens": keys and values are pooled, in the attention, instead of inputs; else these are, with a product per scale.
-    "ragged": all heads attend in one launch, as with "tokens". "parallel": cuDNN's, one per scale. "apart": group by
-    group.
-
-    cuDNN's kernels hold more memory beside the result than ours do, so they are for training; and dropout costs them
-    more than it costs ours.
+    "ragged": all heads attend in one launch, as with "tokens". "parallel": the same, and long ones go back through
+    cuDNN's kernels, which cannot drop what ours have dropped. "apart": group by group.
     """
     if not launches(q) or q.shape[-1] > MAX_HEAD_DIM or (q.is_cuda and q.shape[-1] % 8):
         return "apart"
     in_line = [h for _, heads in groups.groups for h in heads] == list(range(groups.heads))
-    long = groups.tokens >= LONG[not captured(q)] and torch.is_grad_enabled() and not dropout_p
-    sound = groups.whole and not any(parallel.half_empty(windows) for windows in groups.windows)
-    if impl == "auto" and long and in_line and sound and parallel.usable(q, q, q):
+    long = groups.tokens >= LONG[not captured(q)] and any(
+        parallel.long(groups.tokens, windows, groups.head_dim) for windows in groups.windows
+    )
+    trains = torch.is_grad_enabled() and not dropout_p
+    if impl == "auto" and long and trains and in_line and parallel.usable(q, q, q):
         return "parallel"
     watched = torch._C._len_torch_dispatch_stack() > 0  # a FLOP counter sees operators, and no launches
     if impl not in ("auto", "ragged") or watched:
@@ -121,10 +120,8 @@ def _attend_grouped(
     if way == "tokens":
         q, k, v = unpooled.project(x, weight, bias, groups, recentred, number, beta)
         return ragged_ops.attend_tokens(q, k, v, None, groups.scales, False, dropout_p, _seed(q, dropout_p))
-    q, shift, points = grouped.project(x, weight, bias, groups, recentred, number, beta, way == "ragged")
-    if way == "parallel":
-        return parallel.attend(q, points, shift, dropout_p)
-    return _Ragged.apply(q, points[0], shift, groups, dropout_p)
+    q, shift, (points,) = grouped.project(x, weight, bias, groups, recentred, number, beta, True)
+    return parallel.attend(q, points, shift, _layout(groups), way == "parallel", dropout_p, _seed(q, dropout_p))
 
 
 def _seed(q: Tensor, dropout_p: float) -> Tensor | None:
@@ -132,29 +129,6 @@ def _seed(q: Tensor, dropout_p: float) -> Tensor | None:
     if not dropout_p:
         return None
     return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=q.device)
-
-
-class _Ragged(torch.autograd.Function):
-    """Heads of every length in one launch; keys and values are in one buffer, and so are their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, flat: Tensor, shift: Tensor | None, groups: Groups, dropout_p: float) -> Tensor:
-        seed = _seed(q, dropout_p)
-        call = ragged_launch.Call(_layout(groups), shift, dropout_p=dropout_p, seed=seed)
-        out, lse = ragged_launch.forward(q, flat, flat, groups.head_dim, call)
-        ctx.save_for_backward(q, flat, shift, out, lse, seed)
-        ctx.settings = groups, dropout_p
-        return out
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, flat, shift, out, lse, seed = ctx.saved_tensors
-        groups, dropout_p = ctx.settings
-        call = ragged_launch.Call(_layout(groups), shift, dropout_p=dropout_p, seed=seed)
-        dflat = torch.empty_like(flat)
-        found = ragged_launch.backward(grad, q, flat, flat, out, lse, call, dflat, dflat, 0, want_shift=False)
-        return found.q, dflat, None, None, None  # the gradient of the shift is found from that of q
 
 
 @functools.lru_cache(maxsize=64)

@@ -70,7 +70,7 @@ H200 = Device(
         "linear": Fit(1.0, call=150e-6),  # not measured beyond the bandwidth
         "block_sparse": Fit(0.45, narrowest=56, part=1.6e-3),  # FlexAttention, 16384, batch 2, eager
         "pieces": Fit(0.45, part=1.6e-3),  # in plain torch, with dropout: 93 steps, batch 320, captured
-        # cuDNN; scales on parallel streams; dropout: 1152, batch 80, and 1000, batch 320
+        # cuDNN; long scaled heads on streams beside ours; dropout: 1152, batch 80, and 1000, batch 320
         "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, dropout=1.43),
         "masked": Fit(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),  # a pattern's mask at 4096, batch 4
         # a pattern: instructions of the compiled loops over those without one, not measured
@@ -127,6 +127,7 @@ class Work(NamedTuple):
     pieces: int = 0  # of the sparse patterns of all groups
     piece_flops: int = 0  # forward
     plain: bool = False  # pieces run in plain torch on a GPU, where every operation writes its scores
+    long: int = 0  # groups that go back through cuDNN's kernels beside ours, see `parallel`
 
     @property
     def heads(self) -> int:
@@ -189,6 +190,7 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
         pieces=0 if kept is None else kept.pieces,
         piece_flops=0 if kept is None else kept.flops,
         plain=kept is not None and q.is_cuda and not block_sparse._flex_runs(problem),
+        long=0 if torch.compiler.is_compiling() else parallel.long_groups(problem),
     )  # fmt: skip
 
 
@@ -252,8 +254,21 @@ def _rows(work: Work) -> float:
     return float(work.batch * rows * (work.head_dim + work.value_dim) * work.dtype.itemsize)
 
 
+def _beside(work: Work) -> _Count:
+    """Ours forward; backward three kernels of cuDNN's and five launches around them for a long group, beside ours."""
+    ours, fit = _ragged(work), work.device.fits["sdpa"]
+    if not work.backward:
+        return ours._replace(launches=ours.launches + 1)  # the same, and of equals ours is to be taken
+    busy = _attention(work, work.points, fit.row, fit.narrowest)
+    groups = len(work.groups)
+    back = 8 * work.long + (ours.back if work.long < groups else 5 * work.maps)
+    return ours._replace(fit="sdpa", back=back, parts=groups, busy=busy)
+
+
 def _sdpa(work: Work) -> _Count:
     """A kernel per scale forward and three backward. Beside it pooling, and with several scales putting in place."""
+    if work.long and work.device.host:
+        return _beside(work)
     groups, keys = len(work.groups), float(work.points)
     masked = work.masked or (work.causal and work.pooled > 0)
     if work.causal:  # pooled: complete windows and running means, under a mask

@@ -1,16 +1,17 @@
-"""Scaled softmax heads on cuDNN's kernels, one stream per scale.
+"""Scaled softmax heads over long sequences: our kernel forward, and on the way back cuDNN's beside ours.
 
-For long sequences the library's kernels cannot be beaten; what can be saved is everything around them. The longest
-heads go first. Every other scale pools, attends and writes its share of the result on a stream of its own, in the
-shadow of the longest, and so does its way back: no concatenation, no zero-filled gradients.
+Forward one launch pools, attends and puts every head in place. Backward cuDNN's kernels are the faster ones for heads
+with many points. Each group of these goes on a stream of its own, longest first, and spreads its gradients there; ours
+take the other heads, and fill what the long ones leave.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,37 +20,23 @@ from ..dual import GroupHeadsByScale
 from ..dual.rewrites import pooling_of
 from ..primal import Recenter
 from .problem import Problem
-from .ragged_launch import place, pool_heads, without_triton
+from .ragged_launch import Call, Layout, backward, forward, in_rows, output, place, pool, unpool, without_triton
+from .ragged_ops import traced
+
+QUERIES = 4096
+"""Queries from which on cuDNN's backward pass pays, with its copies and streams. Captured, head dimension 64, µs: 815
+against 889 of ours at 4096 (batch 8), 6050 against 6900 at 16384 (batch 4), and equal at 2048."""
+
+POINTS = 2048
+"""Points that a head needs for it: at 4096 two of four scales, at 16384 all."""
+
+NARROW = 32
+"""Heads no wider than this stay with ours: cuDNN's kernels take as long for them as for wider ones."""
 
 
-def applies(p: Problem) -> bool:
-    """Mean pooling of all tokens at two or more scales, at most a re-centring, and shapes that cuDNN takes."""
-    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None:
-        return False
-    pooled = pooling_of(p.primal.training_set)
-    groups = GroupHeadsByScale.groups(p.scales)
-    if len(groups) < 2 or pooled is None or pooled.how != "mean" or pooled.grid is not None or pooled.prefix:
-        return False
-    if any(p.k.shape[2] % scale or half_empty(p.k.shape[2] // scale) for scale, _ in groups):
-        return False
-    if [h for _, heads in groups for h in heads] != list(range(p.q.shape[1])):
-        return False
-    maps = p.primal.point_maps
-    if len(maps) > 1 or (maps and not isinstance(maps[0], Recenter)):
-        return False
-    return usable(p.q, p.k, p.v)
-
-
-def usable(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether cuDNN's attention takes these tensors, called outside a compiler."""
-    if not q.is_cuda or torch.compiler.is_compiling() or without_triton():
-        return False
-    if q.dtype not in (torch.bfloat16, torch.float16) or not q.numel() or not k.numel():
-        return False
-    if max(q.shape[-1], v.shape[-1]) > 128 or q.shape[-1] % 8 or v.shape[-1] % 8:
-        return False
-    parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)
-    return torch.backends.cuda.can_use_cudnn_attention(parameters)
+def long(queries: int, points: int, dim: int) -> bool:
+    """Whether a head goes back through cuDNN's kernels."""
+    return queries >= QUERIES and points >= POINTS and dim > NARROW and not half_empty(points)
 
 
 def half_empty(keys: int) -> bool:
@@ -61,25 +48,129 @@ def half_empty(keys: int) -> bool:
     return keys % 128 == 64
 
 
+def applies(p: Problem) -> bool:
+    """Whether some of the heads are long, and cuDNN takes them."""
+    return long_groups(p) > 0 and usable(p.q, p.k, p.v)
+
+
+def long_groups(p: Problem) -> int:
+    """How many groups of heads go back through cuDNN's kernels, on a GPU.
+
+    None unless they are whole windows of all tokens, at two or more scales, with at most a re-centring. And none with
+    dropout: what cuDNN drops is drawn inside it, where our forward pass cannot look.
+    """
+    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None or p.dropout_p or p.q.dtype.itemsize != 2:
+        return 0
+    pooled = pooling_of(p.primal.training_set)
+    groups, tokens = GroupHeadsByScale.groups(p.scales), p.k.shape[2]
+    if len(groups) < 2 or pooled is None or pooled.how != "mean" or pooled.grid is not None or pooled.prefix:
+        return 0
+    in_line = [h for _, heads in groups for h in heads] == list(range(p.q.shape[1]))
+    if not in_line or any(tokens % scale for scale, _ in groups):
+        return 0
+    maps = p.primal.point_maps
+    if len(maps) > 1 or (maps and not isinstance(maps[0], Recenter)):
+        return 0
+    return sum(long(p.q.shape[2], tokens // scale, p.q.shape[3]) for scale, _ in groups)
+
+
+def usable(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether cuDNN's attention takes these tensors, and nothing looks at the operators."""
+    if not q.is_cuda or traced() or without_triton():
+        return False
+    if q.dtype not in (torch.bfloat16, torch.float16) or not q.numel() or not k.numel():
+        return False
+    if max(q.shape[-1], v.shape[-1]) > 128 or q.shape[-1] % 8 or v.shape[-1] % 8:
+        return False
+    parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)
+    return torch.backends.cuda.can_use_cudnn_attention(parameters)
+
+
 def run(p: Problem) -> Tensor:
     """Outputs [B, H, L, Dv]."""
-    groups = tuple((scale, len(heads)) for scale, heads in GroupHeadsByScale.groups(p.scales))
     beta = None
     if p.primal.point_maps:
         map_ = p.primal.point_maps[0]
         assert isinstance(map_, Recenter)
         beta = p.parameters.get("beta") if map_.learnable else None
         beta = p.q.new_full((p.q.shape[1],), map_.beta, dtype=torch.float32) if beta is None else beta.float()
-    return _Tokens.apply(p.q, p.k, p.v, beta, groups, p.dropout_p)
+    return _Tokens.apply(p.q, p.k, p.v, beta, p.scales)
 
 
-def attend(q: Tensor, parts: Sequence[Tensor], shift: Tensor | None, dropout_p: float) -> Tensor:
-    """Heads whose points are given: q [B, H, L, D], and for each group its keys and values side by side.
+def attend(
+    q: Tensor, points: Tensor, shift: Tensor | None, layout: tuple[int, ...], cudnn: bool, dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Heads whose keys and values are given, in one flat buffer: q [B, H, L, D]; long ones go back through `cudnn`.
 
-    parts[g] [B · points, 2 · heads of g · D]. shift [B, H, D] is taken off the queries; its gradient, −Σ_i dq_i, is
-    left to whoever made it.
+    shift [B, H, D] is taken off the queries; its gradient, −Σ_i dq_i, is left to whoever made it.
     """
-    return _Points.apply(q, shift, dropout_p, *parts)
+    parts = divide(layout, q.shape[2], q.shape[3]) if cudnn else (Part(slice(None), layout, False),)
+    return _Points.apply(q, points, shift, layout, parts, dropout_p, seed)
+
+
+class Part(NamedTuple):
+    """Heads side by side that go back together: over as many points each through cuDNN's kernels, or through ours."""
+
+    heads: slice
+    layout: tuple[int, ...]  # rows of `Layout`, heads counted from the first one here
+    cudnn: bool
+
+    @property
+    def points(self) -> int:
+        """Of the first head."""
+        return self.layout[1]
+
+    @property
+    def window(self) -> int:
+        """Of the first head."""
+        return self.layout[2]
+
+
+def divide(layout: tuple[int, ...], queries: int, dim: int) -> tuple[Part, ...]:
+    """The parts of a layout whose heads stand in order, longest first."""
+    return _divide(layout, tuple(long(queries, points, dim) for points in layout[1::9]))
+
+
+@functools.lru_cache(maxsize=256)
+def _divide(layout: tuple[int, ...], cudnn: tuple[bool, ...]) -> tuple[Part, ...]:
+    rows = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
+    parts = []
+    for key, group in groupby(rows, lambda row: (cudnn[row.head], cudnn[row.head] and row.window)):
+        heads = list(group)
+        first = heads[0].head
+        numbers = tuple(number for row in heads for number in row._replace(head=row.head - first))
+        parts.append(Part(slice(first, first + len(heads)), numbers, key[0]))
+    return tuple(parts)
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(
+    scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim: int, apart: bool
+) -> tuple[int, ...]:  # fmt: skip
+    """Points of each scale, [batch, heads, points, dim], one scale after the other.
+
+    Where those with windows of one token are `apart`, they have no place: they are given the tokens themselves.
+    """
+    numbers: list[int] = []
+    before = 0
+    for scale, heads in GroupHeadsByScale.groups(scales):
+        points = tokens // scale
+        size = len(heads) * points
+        for n, head in enumerate(heads):
+            at = batch * before + n * points
+            numbers += [head, points, scale, at * dim, size * dim, dim, at * value_dim, size * value_dim, value_dim]
+        before += 0 if apart and scale == 1 else size
+    return tuple(numbers)
+
+
+def _heads_of(flat: Tensor, part: Part, batch: int, dim: int, values: bool) -> Tensor:
+    """Keys or values [batch, heads, points, dim] of a part, a view of the flat buffer that they lie in."""
+    at = 6 if values else 3
+    offsets, (of_batch, of_row) = part.layout[at::9], part.layout[at + 1 : at + 3]
+    of_head = offsets[1] - offsets[0] if len(offsets) > 1 else dim
+    size, strides = (batch, len(offsets), part.points, dim), (of_batch, of_head, of_row, 1)
+    return flat.as_strided(size, strides, flat.storage_offset() + offsets[0])
 
 
 @functools.cache
@@ -121,15 +212,6 @@ class Fork:
             self.wait(number)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, shift: Tensor | None, out: Tensor, p: float) -> tuple[list[Tensor], Any]:
-    """One group of heads, into its share of `out`; and what its way back needs."""
-    own = _own(q, k, out)
-    place(q, own, add=None if shift is None else -shift)
-    found = torch.ops.aten._scaled_dot_product_cudnn_attention(own, k, v, None, True, p, False, False)
-    place(found[0], out)
-    return [own, k, v, found[1], found[6], found[7]], found[2:6]
-
-
 def _own(q: Tensor, k: Tensor, out: Tensor) -> Tensor:
     """Room for queries, with strides that no other call has.
 
@@ -149,11 +231,20 @@ _layouts: dict[tuple[torch.Size, torch.Size], list[tuple[int, ...]]] = {}
 """The strides of outputs that went with queries and keys of these shapes."""
 
 
-def _backward(grad: Tensor, out: Tensor, kept: list[Tensor], plain: Any, p: float) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, lse, seed, offset = kept
+def by_cudnn(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, shift: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the queries, keys and values of one group, from our outputs and log-sum-exps [B, H, L].
+
+    Queries are rounded after the shift as they were forward, or else large scores do not find their log-sum-exp.
+    """
+    own = _own(q, k, out)
+    place(q, own, add=None if shift is None else -shift)
+    seed = torch.empty(1, dtype=torch.int64, device=q.device)  # of no dropout
     return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, out, lse, seed, offset, None, *plain, p, False
-    )
+        grad, own, k, v, out, lse.contiguous().unsqueeze(3), seed, seed, None, None, None, q.shape[2], k.shape[2],
+        0.0, False,
+    )  # fmt: skip
 
 
 def _like(grad: Tensor, out: Tensor) -> Tensor:
@@ -161,113 +252,134 @@ def _like(grad: Tensor, out: Tensor) -> Tensor:
     return grad if grad.stride() == out.stride() else torch.empty_like(out).copy_(grad)
 
 
-def _output(q: Tensor, value_dim: int) -> Tensor:
-    return torch.empty_like(q) if q.shape[-1] == value_dim else q.new_empty(*q.shape[:3], value_dim)
+def _forked(parts: tuple[Part, ...], q: Tensor) -> Fork:
+    return Fork(len(parts) if q.is_cuda else 1)
 
 
 class _Tokens(torch.autograd.Function):
     """Keys and values are given token by token, and pooled here."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, groups: tuple[tuple[int, int], ...], p: float
-    ) -> Tensor:
-        out = _output(q, v.shape[-1])
-        kept, plain = [], []
-        fork = Fork(len(groups))
-        for number, (part, scale) in enumerate(_parts(groups)):
-            with fork.part(number):
-                keys, values = pool_heads(k[:, part], v[:, part], scale)
-                mean = None if beta is None else keys.mean(2, dtype=torch.float32)
-                shift = None if mean is None or beta is None else mean * beta[part, None]
-                needed, rest = _forward(q[:, part], keys, values, shift, out[:, part], p)
-                kept += [*needed, mean]
-                plain.append(rest)
-        fork.join()
-        ctx.save_for_backward(out, beta, *kept)
-        ctx.settings = (groups, p, plain, k.shape)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...]) -> Tensor:
+        q, k, v = in_rows(q), in_rows(k), in_rows(v)
+        B, _, S, D = k.shape
+        apart = scales.count(1) if beta is None else 0  # a mean waits for the pooling anyway
+        layout = _layout(scales, B, S, D, v.shape[-1], apart > 0)
+        keys, values, mean = pool(k, v, layout, beta is not None, apart)
+        shift = None if mean is None or beta is None else mean * beta[:, None]
+        call = Call(layout, shift, tokens=(k, v) if apart else (None, None))
+        out, lse = forward(q, keys, values, v.shape[-1], call)
+        ctx.save_for_backward(q, k, v, out, lse, beta, keys, values, mean, shift)
+        ctx.parts = divide(layout, q.shape[2], D)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, beta, *kept = ctx.saved_tensors
-        groups, p, plain, shape = ctx.settings
+        q, k, v, out, lse, beta, keys, values, mean, shift = ctx.saved_tensors
         grad = _like(grad, out)
-        dq = _output(out, shape[-1])
-        dk, dv = (torch.empty(*shape[:3], n, dtype=out.dtype, device=out.device) for n in (shape[-1], out.shape[-1]))
-        dbeta = None if beta is None else torch.zeros_like(beta)
-        fork = Fork(len(groups))
-        for number, (part, scale) in enumerate(_parts(groups)):
-            *needed, mean = kept[7 * number : 7 * number + 7]
+        dq, dk, dv = (output(x, x.shape[-1]) for x in (q, k, v))
+        dshift = None if beta is None else torch.empty_like(mean)
+        fork = _forked(ctx.parts, q)
+        for number, part in enumerate(ctx.parts):
             with fork.part(number):
-                dqueries, dkeys, dvalues = _backward(grad[:, part], out[:, part], needed, plain[number], p)
-                place(dqueries, dq[:, part])
-                dmean = None
-                if beta is not None and dbeta is not None:
-                    dshift = -dqueries.sum(2, dtype=torch.float32)
-                    dmean = dshift * (beta[part, None] / dkeys.shape[2])
-                    dbeta[part] = (dshift * mean).sum((0, 2))
-                place(dkeys, dk[:, part], add=dmean, window=scale)
-                place(dvalues, dv[:, part], window=scale)
+                mine = _Share(*(x[:, part.heads] for x in (grad, q, k, v, out, lse, dq, dk, dv)))
+                way = _tokens_by_cudnn if part.cudnn else _tokens_by_ours
+                shift_, beta_ = (None, None) if beta is None else (shift[:, part.heads], beta[part.heads, None])
+                found = way(part, mine, keys, values, shift_, beta_)
+                if dshift is not None and found is not None:
+                    dshift[:, part.heads] = found
         fork.join()
-        return dq, dk, dv, dbeta, None, None
+        return dq, dk, dv, None if dshift is None else (dshift * mean).sum((0, 2)), None
+
+
+class _Share(NamedTuple):
+    """What a part has of the tensors of a backward pass."""
+
+    grad: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+def _tokens_by_cudnn(
+    part: Part, mine: _Share, keys: Tensor, values: Tensor, shift: Tensor | None, beta: Tensor | None
+) -> Tensor | None:
+    """Gradients of a part's queries and tokens, into dq, dk and dv; and that of its shift, which is β times a mean."""
+    grad, q, k, v, out, lse, dq, dk, dv = mine
+    if part.window > 1:
+        B, D, DV = q.shape[0], k.shape[-1], v.shape[-1]
+        k, v = _heads_of(keys, part, B, D, False), _heads_of(values, part, B, DV, True)
+    dqueries, dkeys, dvalues = by_cudnn(grad, q, k, v, out, lse, shift)
+    place(dqueries, dq)
+    dshift = dmean = None
+    if beta is not None:
+        dshift = -dqueries.sum(2, dtype=torch.float32)
+        dmean = dshift * (beta / part.points)
+    place(dkeys, dk, add=dmean, window=part.window)
+    place(dvalues, dv, window=part.window)
+    return dshift
+
+
+def _tokens_by_ours(
+    part: Part, mine: _Share, keys: Tensor, values: Tensor, shift: Tensor | None, beta: Tensor | None
+) -> Tensor | None:
+    """The same, of heads over different numbers of points."""
+    grad, q, k, v, out, lse, dq, dk, dv = mine
+    given = grad, q, keys, values, out, lse.contiguous()
+    if beta is None:
+        call = Call(part.layout, tokens=(k, v) if part.window == 1 else (None, None))
+        backward(*given, call, dk, dv, k.shape[2], dq=dq)
+        return None
+    dkeys, dvalues = torch.empty_like(keys), torch.empty_like(values)
+    dshift = backward(*given, Call(part.layout, shift), dkeys, dvalues, 0, dq=dq).shift
+    assert dshift is not None
+    unpool(dkeys, dvalues, dshift * beta, dk, dv, part.layout)
+    return dshift
 
 
 class _Points(torch.autograd.Function):
-    """Keys and values of every group are given as they are."""
+    """Keys and values are given in one buffer, and so are their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, shift: Tensor | None, p: float, *parts: Tensor) -> Tensor:
-        out = _output(q, q.shape[-1])
-        kept, plain, start = [], [], 0
-        fork = Fork(len(parts))
-        for number, points in enumerate(parts):
-            keys, values = _apart(points, q)
-            part = slice(start, start + keys.shape[1])
-            with fork.part(number):
-                needed, rest = _forward(
-                    q[:, part], keys, values, None if shift is None else shift[:, part], out[:, part], p
-                )
-                kept += [needed[0], *needed[3:]]
-                plain.append((part, rest))
-            start = part.stop
-        fork.join()
-        ctx.save_for_backward(out, *parts, *kept)
-        ctx.settings = p, plain
+    def forward(
+        ctx: Any, q: Tensor, points: Tensor, shift: Tensor | None, layout: tuple[int, ...], parts: tuple[Part, ...],
+        dropout_p: float, seed: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        out, lse = forward(q, points, points, q.shape[-1], Call(layout, shift, dropout_p=dropout_p, seed=seed))
+        ctx.save_for_backward(q, out, lse, shift, points, seed)
+        ctx.settings = parts, dropout_p
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, *kept = ctx.saved_tensors
-        p, plain = ctx.settings
-        grad, dq = _like(grad, out), torch.empty_like(out)
-        gradients = []
-        fork = Fork(len(plain))
-        for number, (part, rest) in enumerate(plain):
-            at = len(plain) + 4 * number
+        q, out, lse, shift, points, seed = ctx.saved_tensors
+        parts, dropout_p = ctx.settings
+        B, D = q.shape[0], q.shape[-1]
+        grad = _like(grad, out) if any(part.cudnn for part in parts) else grad
+        dq, dpoints = output(q, D), torch.empty_like(points)
+        fork = _forked(parts, q)
+        for number, part in enumerate(parts):
+            heads = part.heads
+            mine = None if shift is None else shift[:, heads]
             with fork.part(number):
-                needed = [kept[at], *_apart(kept[number], out), *kept[at + 1 : at + 4]]
-                found = _backward(grad[:, part], out[:, part], needed, rest, p)
-                gradients.append(torch.empty_like(kept[number]))
-                for x, to in zip(found, (dq[:, part], *_apart(gradients[number], out)), strict=True):
-                    place(x, to)
-            del found, x  # before the next one needs room
+                if part.cudnn:
+                    keys, values = (_heads_of(points, part, B, D, side) for side in (False, True))
+                    found = by_cudnn(grad[:, heads], q[:, heads], keys, values, out[:, heads], lse[:, heads], mine)
+                    to = dq[:, heads], *(_heads_of(dpoints, part, B, D, side) for side in (False, True))
+                    for x, there in zip(found, to, strict=True):
+                        place(x, there)
+                else:
+                    call = Call(part.layout, mine, dropout_p=dropout_p, seed=seed)
+                    backward(
+                        grad[:, heads], q[:, heads], points, points, out[:, heads], lse[:, heads].contiguous(), call,
+                        dpoints, dpoints, 0, want_shift=False, dq=dq[:, heads],
+                    )  # fmt: skip
         fork.join()
-        return dq, None, None, *gradients
-
-
-def _apart(points: Tensor, like: Tensor) -> tuple[Tensor, ...]:
-    """Keys and values [B, heads, points, D] of a group, views of where they lie side by side."""
-    B, D = like.shape[0], like.shape[-1]
-    return points.view(B, points.shape[0] // B, 2, -1, D).permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def _parts(groups: tuple[tuple[int, int], ...]) -> list[tuple[slice, int]]:
-    """(heads, scale) of each group; they stand side by side, longest first."""
-    parts, start = [], 0
-    for scale, heads in groups:
-        parts.append((slice(start, start + heads), scale))
-        start += heads
-    return parts
+        return dq, dpoints, *[None] * 5

@@ -63,7 +63,9 @@ class Plan(NamedTuple):
         mine = found.pop(self.impl)
         found.pop("reference", None)
         why = _WHY[self.impl]
-        if self.impl == "ragged" and self.work.pieces:
+        if self.impl == "sdpa" and self.work.backward and self.work.long and self.work.device.host:
+            why = "our kernel forward, and cuDNN's backward for long heads"
+        elif self.impl == "ragged" and self.work.pieces:
             why = "one launch, which computes every score and keeps the pattern's"
         elif self.impl == "ragged" and len(self.work.groups) == 1:
             why = "one launch, and no padding of narrow heads"

@@ -1,0 +1,110 @@
+"""Long scaled heads: ours forward, and backward cuDNN's beside ours, which a dense formula stands in for here.
+
+Our kernels run in Triton's interpreter, in a child process that runs this file.
+"""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from primaldual import mechanism
+from primaldual.ops import parallel
+from primaldual.ops.parallel import divide
+from primaldual.ops.problem import Problem
+from support.cudnn import stand_in
+from support.interpreter import child_process, interpreted
+from support.ragged import check
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+# numpy's, in the interpreter; what overflows is not selected
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
+)
+
+SCALES = (1, 1, 2, 4, 4, 8)
+SHAPE = (40, 48, 16, 24)  # points: 48, 24, 12, 6
+PRIMALS = {
+    "sh": mechanism("sh", scales=SCALES),
+    "bn+sh": mechanism("bn+sh", beta=0.7, scales=SCALES),
+    "bn+sh learned": mechanism("bn+sh", learnable=True, scales=SCALES),
+}
+CHOSEN = {
+    "the longest": [48],
+    "two": [48, 24],
+    "all": [48, 24, 12, 6],
+    "all but the longest": [24, 12, 6],
+    "every other": [24, 6],
+    "none of them first or last": [24, 12],
+}
+
+test_the_kernels_in_the_interpreter = child_process(__file__)
+
+
+@interpreted
+@pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN)
+@pytest.mark.parametrize("name", PRIMALS)
+def test_outputs_and_gradients_are_the_references(name: str, chosen: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch, chosen)
+    check(PRIMALS[name], SHAPE, torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
+    assert seen == chosen
+
+
+@interpreted
+def test_all_heads_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sh", "bn+sh"):
+        seen = stand_in(monkeypatch, [24, 16])
+        check(mechanism(name, scales=(2, 3, 6)), (17, 48, 16, 16), torch.float16, impl="sdpa", heads=3, batch=2)
+        assert seen == [24, 16]
+
+
+@interpreted
+def test_half_a_block_of_keys_stays_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = parallel.long
+    for name, value in (("QUERIES", 1), ("POINTS", 32), ("NARROW", 8)):
+        monkeypatch.setattr(parallel, name, value)
+    for tokens, expected in ((128, [128, 32]), (192, [96, 48]), (96, [96, 48])):
+        seen = stand_in(monkeypatch, [])
+        monkeypatch.setattr(parallel, "long", rule)
+        primal = mechanism("bn+sh", scales=(1, 2, 4))
+        check(primal, (20, tokens, 16, 16), torch.float16, impl="sdpa", heads=3)
+        assert seen == expected
+
+
+@interpreted
+def test_windows_that_are_not_whole_go_group_by_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch, [44, 22, 11])
+    check(PRIMALS["bn+sh"], (40, 44, 16, 16), torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
+    assert not seen
+
+
+def long_groups(length: int, scales: tuple[int, ...] = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> int:
+    x = torch.empty(2, len(scales), length, dim, device="meta", dtype=others.pop("dtype", torch.bfloat16))
+    primal = mechanism("bn+sh", scales=scales, **others)
+    return parallel.long_groups(Problem(primal, x, x, x, None, None, None, None, False, dropout_p, {}, False))
+
+
+def test_which_groups_are_long() -> None:
+    assert [long_groups(n) for n in (1024, 2048, 4096, 8192, 16384)] == [0, 0, 2, 3, 4]
+    assert long_groups(4096, scales=(2, 2, 4)) == 1
+    assert long_groups(4096 + 64) == 1  # half a block at scale 1, and not at 2
+    assert long_groups(4096 + 4) == 0  # windows of 8 are not whole
+    assert long_groups(4096, scales=(2, 1)) == 0  # groups of heads do not stand in line
+    assert long_groups(4096, scales=(1, 1)) == 0
+    assert long_groups(4096, dropout_p=0.1) == 0
+    assert long_groups(4096, dim=32) == 0
+    assert long_groups(4096, dtype=torch.float32) == 0
+    assert long_groups(4096, how="max") == 0
+    assert long_groups(4096, prefix=1) == 0
+
+
+def test_parts_cover_the_heads_once_and_ours_stay_together() -> None:
+    layout = parallel._layout((1, 1, 2, 2, 4, 4, 8, 8), 8, 4096, 64, 64, False)
+    long, shorter, rest = divide(layout, 4096, 64)
+    assert [part.heads for part in (long, shorter, rest)] == [slice(0, 2), slice(2, 4), slice(4, 8)]
+    assert [part.cudnn for part in (long, shorter, rest)] == [True, True, False]
+    assert rest.layout[0::9] == (0, 1, 2, 3) and rest.layout[1::9] == (1024, 1024, 512, 512)
+    assert [part.cudnn for part in divide(layout, 16384, 64)] == [True, True, False]
+    assert [part.cudnn for part in divide(layout, 2048, 64)] == [False]
