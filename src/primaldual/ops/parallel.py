@@ -247,7 +247,7 @@ def by_cudnn(
     )  # fmt: skip
 
 
-def _like(grad: Tensor, out: Tensor) -> Tensor:
+def like_output(grad: Tensor, out: Tensor) -> Tensor:
     """The gradient with the strides of the output: see `_own`."""
     return grad if grad.stride() == out.stride() else torch.empty_like(out).copy_(grad)
 
@@ -277,7 +277,7 @@ class _Tokens(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, beta, keys, values, mean, shift = ctx.saved_tensors
-        grad = _like(grad, out)
+        grad = like_output(grad, out)
         dq, dk, dv = (output(x, x.shape[-1]) for x in (q, k, v))
         dshift = None if beta is None else torch.empty_like(mean)
         fork = _forked(ctx.parts, q)
@@ -362,7 +362,7 @@ class _Points(torch.autograd.Function):
         q, out, lse, shift, points, seed = ctx.saved_tensors
         parts, dropout_p = ctx.settings
         B, D = q.shape[0], q.shape[-1]
-        grad = _like(grad, out) if any(part.cudnn for part in parts) else grad
+        grad = like_output(grad, out) if any(part.cudnn for part in parts) else grad
         dq, dpoints = output(q, D), torch.empty_like(points)
         fork = _forked(parts, q)
         for number, part in enumerate(parts):
