@@ -11,14 +11,17 @@ from ...ops.kernel_dropout import mix
 
 @triton.jit
 def member_seed(seed_ptr, member):
+    """A seed for each member from one for all."""
     return mix(tl.load(seed_ptr).to(tl.uint32) + member.to(tl.uint32) * 0x9E3779B1)
 
 
 @triton.jit
 def hash_rows(seed, row):
+    """Odd, as `drop` takes them."""
     return mix(seed + row.to(tl.uint32) * 0x9E3779B1) | 1
 
 
 @triton.jit
 def hash_columns(seed, column):
+    """Odd, and others than those of rows."""
     return mix((seed ^ 0x9E3779B9) + column.to(tl.uint32) * 0x85EBCA77) | 1

@@ -127,23 +127,15 @@ def batch_sums(
 
 
 @triton.jit
-def batch_gradients(sums_ptr, gradients_ptr, runs, D: tl.constexpr, BD: tl.constexpr, BP: tl.constexpr):
-    """Of bias and weight, [members, 2, D]: the partial sums, added."""
-    member = tl.program_id(1).to(tl.int64)
-    d = tl.program_id(0) * BD + tl.arange(0, BD)
-    sums_ptr += member * runs * 2 * D
-    gradients_ptr += member * 2 * D
-    tl.store(gradients_ptr + d, sum_rows(sums_ptr, runs, 2 * D, d, D, BD, BP), mask=d < D)
-    tl.store(gradients_ptr + D + d, sum_rows(sums_ptr + D, runs, 2 * D, d, D, BD, BP), mask=d < D)
-
-
-@triton.jit
 def batch_backward(
     dy_ptr, r_ptr, moments_ptr, gradients_ptr, weight_ptr, seed_ptr, dr_ptr, da_ptr, dbias_ptr, weight_member, rows,
     span, threshold, boost,
     D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """dr of the sum that was normalised; da of the branch that was dropped out, and partial sums of it."""
+    """dr of the sum that was normalised; da of the branch that was dropped out, and partial sums of it.
+
+    It takes the gradients of bias and weight, [members, 2, D]: the sums of what `batch_sums` gives.
+    """
     member = tl.program_id(2).to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
     first = tl.program_id(0) * span

@@ -23,7 +23,7 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" or interpreted()
 
 
-class Pass(NamedTuple):
+class Division(NamedTuple):
     """How [members, rows, width] is divided among programs: rows and columns of a tile, rows of a run."""
 
     members: int
@@ -47,14 +47,14 @@ class Pass(NamedTuple):
         return {"D": self.width, "BR": self.tile_rows, "BD": self.tile_columns, "STAGES": STAGES}
 
 
-def divided(x: Tensor, each: int, whole_rows: bool = False) -> Pass:
+def divided(x: Tensor, each: int, whole_rows: bool = False) -> Division:
     """For a kernel of which a multiprocessor holds `each` programs."""
     members, rows, width = x.shape
     columns = power_of_2(width) if whole_rows else columns_of(width)
     tile = max(1, TILE // columns)
     programs = max(1, each * MULTIPROCESSORS // (members * -(-width // columns)))
     span = -(-rows // programs)
-    return Pass(members, rows, width, tile, columns, -(-span // tile) * tile)
+    return Division(members, rows, width, tile, columns, -(-span // tile) * tile)
 
 
 def columns_of(width: int) -> int:
