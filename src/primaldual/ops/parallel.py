@@ -156,7 +156,7 @@ def _backward(grad: Tensor, out: Tensor, kept: list[Tensor], plain: Any, p: floa
     )
 
 
-def _like(grad: Tensor, out: Tensor) -> Tensor:
+def like_output(grad: Tensor, out: Tensor) -> Tensor:
     """The gradient with the strides of the output: see `_own`."""
     return grad if grad.stride() == out.stride() else torch.empty_like(out).copy_(grad)
 
@@ -193,7 +193,7 @@ class _Tokens(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, beta, *kept = ctx.saved_tensors
         groups, p, plain, shape = ctx.settings
-        grad = _like(grad, out)
+        grad = like_output(grad, out)
         dq = _output(out, shape[-1])
         dk, dv = (torch.empty(*shape[:3], n, dtype=out.dtype, device=out.device) for n in (shape[-1], out.shape[-1]))
         dbeta = None if beta is None else torch.zeros_like(beta)
@@ -242,7 +242,7 @@ class _Points(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         out, *kept = ctx.saved_tensors
         p, plain = ctx.settings
-        grad, dq = _like(grad, out), torch.empty_like(out)
+        grad, dq = like_output(grad, out), torch.empty_like(out)
         gradients = []
         fork = Fork(len(plain))
         for number, (part, rest) in enumerate(plain):
