@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -93,4 +94,5 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     if not torch.cuda.is_available():
         sys.exit("benchmarks/cudnn.py needs a CUDA device; torch sees none")
+    warnings.simplefilter("ignore")  # torch says at length why it refuses a back end; `half` prints what is refused
     {"half": half, "streams": streams}[sys.argv[1]]()

@@ -5,7 +5,7 @@ import torch
 
 from primaldual import Primal, attention, mechanism
 from primaldual.bench.timing import capture
-from primaldual.ops import plan, ragged
+from primaldual.ops import plan
 from primaldual.primal import Fixed, Pattern, Strided, Window
 from support.ragged import adding_up, check, replayed, sweeping
 
@@ -282,16 +282,10 @@ def test_strided_queries_where_blocks_add_to_dq() -> None:
 PATTERNS = [Strided(), Fixed(None, 2), Window()]
 
 
-@pytest.fixture
-def sparse_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ragged, "SPARSE_ON_CUDA", True)
-
-
 def sparse(name: str, pattern: Pattern) -> Primal:
     return mechanism(name, pattern=pattern, **({"scales": (4, 1, 2, 1)} if "sh" in name else {}))
 
 
-@pytest.mark.usefixtures("sparse_patterns")
 @pytest.mark.parametrize("dim", [8, 16, 64])
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
 @pytest.mark.parametrize("name", ["sparse", "sparse-bn", "sparse-sh", "sparse-bn+sh"])
@@ -304,7 +298,6 @@ def test_sparse_heads(name: str, pattern: Pattern, dim: int) -> None:
                 check(primal, (length, length, dim, dim), torch.bfloat16, mask=mask, batch=2, dropout_p=0.1, **CUDA)
 
 
-@pytest.mark.usefixtures("sparse_patterns")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
 def test_sparse_heads_of_other_dtypes_and_shapes(pattern: Pattern, dtype: torch.dtype) -> None:
@@ -313,7 +306,6 @@ def test_sparse_heads_of_other_dtypes_and_shapes(pattern: Pattern, dtype: torch.
         check(primal, shape, dtype, mask="bias", batch=2, **CUDA)
 
 
-@pytest.mark.usefixtures("sparse_patterns")
 @pytest.mark.parametrize("dim", [8, 16])
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: type(pattern).__name__)
 def test_sparse_heads_are_swept_and_added_up(pattern: Pattern, dim: int) -> None:
@@ -324,7 +316,6 @@ def test_sparse_heads_are_swept_and_added_up(pattern: Pattern, dim: int) -> None
                 check(primal, (length, length, dim, dim), torch.bfloat16, batch=160, dropout_p=0.1, **CUDA)
 
 
-@pytest.mark.usefixtures("sparse_patterns")
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
 @pytest.mark.parametrize("dim", [16, 64])
 def test_a_captured_sparse_step_equals_the_eager_one(dim: int, padded: bool) -> None:
@@ -345,7 +336,6 @@ def test_a_captured_sparse_step_equals_the_eager_one(dim: int, padded: bool) -> 
         assert_bits_but_the_last(mine, other)
 
 
-@pytest.mark.usefixtures("sparse_patterns")
 def test_sparse_heads_compile_into_one_graph_with_inductor() -> None:
     leaves, primal = tensors(), sparse("sparse-bn+sh", Strided())
 
@@ -361,7 +351,6 @@ def test_sparse_heads_compile_into_one_graph_with_inductor() -> None:
         torch.testing.assert_close(other, mine, rtol=0, atol=8 * torch.finfo(torch.bfloat16).eps * scale)
 
 
-@pytest.mark.usefixtures("sparse_patterns")
 @pytest.mark.parametrize("name", ["sparse", "sparse-bn+sh"])
 def test_sparse_heads_with_dropout_are_ours(name: str) -> None:
     q, k, v = tensors(1000)

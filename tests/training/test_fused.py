@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 
 from primaldual.models import SeriesConfig
 from primaldual.training import Ensemble, fused
+from primaldual.training.fused.sums import weight_gradient
 from primaldual.training.members import forward
 from primaldual.training.optimizer import Optimizer
 from primaldual.training.stacked import Stacked
@@ -225,4 +226,4 @@ def test_steps_of_an_ensemble_lead_where_the_formulas_lead(encoder, device):
 def test_a_weights_gradient_is_the_product_however_it_is_divided(rows, device):
     dy, x = torch.randn(3, rows, 24, device=device), torch.randn(3, rows, 16, device=device)
     expected = torch.einsum("mro,mri->moi", dy.double(), x.double())
-    torch.testing.assert_close(fused.weight_gradient(dy, x).double(), expected, rtol=0, atol=1e-5 * rows)
+    torch.testing.assert_close(weight_gradient(dy, x).double(), expected, rtol=0, atol=1e-5 * rows)

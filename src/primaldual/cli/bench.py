@@ -19,6 +19,7 @@ from .main import _escape, _fail, _no_plot, app, console, errors
 
 T = TypeVar("T")
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+Mechanisms = Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")]
 Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="A PNG beside the JSON.")]
 Repeats = Annotated[
     int | None, typer.Option(min=1, help="Rounds: 30 on CUDA, 7 on a CPU unless given.", show_default=False)

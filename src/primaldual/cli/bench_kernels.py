@@ -12,6 +12,7 @@ from ..primal import mechanism
 from .bench import (
     SHORT,
     Device,
+    Mechanisms,
     Plot,
     Repeats,
     bench,
@@ -25,7 +26,7 @@ from .bench import (
     show,
 )
 from .main import _fail, console
-from .options import scales_option
+from .mechanism_options import scales_option
 
 if TYPE_CHECKING:
     from ..bench import Case
@@ -62,7 +63,7 @@ def measure(
     dtypes: Annotated[
         str | None, typer.Option(help="`bfloat16`, `float16`, `float32`, `float64`.", show_default=False)
     ] = None,
-    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = ",".join(MECHANISMS),
+    mechanisms: Mechanisms = ",".join(MECHANISMS),
     scales: Annotated[
         str | None, typer.Option(help="One per head, where a mechanism pools.", show_default=False)
     ] = None,

@@ -11,6 +11,7 @@ import typer
 from .bench import (
     SHORT,
     Device,
+    Mechanisms,
     Plot,
     Repeats,
     bench,
@@ -48,7 +49,7 @@ def training(
     only: Annotated[
         str | None, typer.Option(metavar="SET,SET", help="Sets of known size instead of four.", show_default=False)
     ] = None,
-    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = "softmax",
+    mechanisms: Mechanisms = "softmax",
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Members: 5 on CUDA, 2 on a CPU unless given.", show_default=False)
     ] = None,
@@ -121,7 +122,7 @@ def _cases(
     from ..data import manifest
     from ..ops import EXECUTORS
 
-    sets, names, impls = (tuple(parts("", text, str)) for text in (only, mechanisms, impl))
+    sets, names, impls = (parts("", text, str) for text in (only, mechanisms, impl))
     for option, chosen, known in (
         ("--only", sets, tuple(manifest())),
         ("--impl", impls, ("auto", *EXECUTORS)),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich import box
 from rich.table import Table
 
 from ..primal import mechanisms
 from .main import _escape, _fail, app, console
+from .options import on_threads
 
 if TYPE_CHECKING:
     from ..regression.certification import Certification, Check
@@ -60,7 +58,7 @@ def certify(
     if every == (name is not None):
         raise _fail("give the NAME of a mechanism, or --all", 2)
     try:
-        with _one_thread():
+        with on_threads(1):  # the matrices are small
             found = [
                 run(
                     each, length=length, head_dim=head_dim, heads=heads, values=values, seed=seed, epsilon=epsilon,
@@ -80,17 +78,6 @@ def certify(
         _print_one(found[0])
     if not ok:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """The matrices are small: waiting for other threads costs more than they bring."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _print_one(one: Certification) -> None:

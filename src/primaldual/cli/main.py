@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,8 +11,7 @@ from rich.console import Console
 from .. import __version__, derive
 from ..demo import DemoError, Recipe, run_demo
 from ..demo.terminal import summary_table
-from ..primal import mechanism
-from .options import pair_option, pattern_option, scales_option, size_option
+from .mechanism_options import Beta, Causal, Full, How, Learnable, Prefix, Size, mechanism_option
 from .table import LEGEND, mechanisms_table
 
 app = typer.Typer(
@@ -77,14 +76,14 @@ def explain(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of `primaldual mechanisms`.", show_default=False)],
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    beta: Annotated[float | None, typer.Option(help="`bn`: how much of the mean is taken off.")] = None,
-    learnable: Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")] = None,
-    full: Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")] = None,
+    beta: Beta = None,
+    learnable: Learnable = None,
+    full: Full = None,
     scales: Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2`.")] = None,
-    how: Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")] = None,
-    prefix: Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")] = None,
-    size: Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")] = None,
-    causal: Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")] = None,
+    how: How = None,
+    prefix: Prefix = None,
+    size: Size = None,
+    causal: Causal = None,
     grid: Annotated[
         str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")
     ] = None,
@@ -96,12 +95,11 @@ def explain(
     if latex and markdown:
         raise _fail("choose one of --latex and --markdown", 2)
     try:
-        given: dict[str, Any] = {
-            "beta": beta, "learnable": learnable, "full": full, "scales": scales_option(scales), "how": how,
-            "prefix": prefix, "size": size_option(size), "causal": causal, "grid": pair_option("--grid", grid),
-            "pattern": pattern_option(pattern),
+        settings = {
+            "beta": beta, "learnable": learnable, "full": full, "scales": scales, "how": how, "prefix": prefix,
+            "size": size, "causal": causal, "grid": grid, "pattern": pattern,
         }  # fmt: skip
-        expansion = derive(mechanism(name, **{key: value for key, value in given.items() if value is not None}))
+        expansion = derive(mechanism_option(name, settings))
         typer.echo(expansion.explain("latex" if latex else "markdown" if markdown else "text"))
     except (ValueError, TypeError) as error:
         raise _fail(error, 2) from None

@@ -9,6 +9,7 @@ import typer
 
 from .data import DataDir, Offline
 from .main import _no_plot, app
+from .mechanism_options import scales_option
 from .options import (
     OUTPUT,
     Device,
@@ -22,7 +23,6 @@ from .options import (
     Threads,
     device_option,
     names_option,
-    scales_option,
 )
 from .runs import asking, bar, finish, say, show_grids, show_notes, show_plan, to_go, train_left, working, write_texts
 

@@ -13,21 +13,11 @@ import typer
 from rich import box
 from rich.table import Table
 
-from ..primal import Primal, mechanism
+from ..primal import Primal
 from .data import DataDir
 from .main import _escape, _fail, app, console
-from .options import (
-    OUTPUT,
-    Device,
-    Output,
-    Threads,
-    device_option,
-    on_threads,
-    pair_option,
-    pattern_option,
-    scales_option,
-    size_option,
-)
+from .mechanism_options import Beta, Causal, Full, How, Learnable, Prefix, Size, mechanism_option
+from .options import OUTPUT, Device, Output, Threads, device_option, on_threads
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -51,14 +41,14 @@ def train(
     mechanism_name: Annotated[
         str, typer.Option("--mechanism", help="One of `primaldual mechanisms`; settings as in `primaldual explain`.")
     ] = "softmax",
-    beta: Annotated[float | None, typer.Option(help="`bn`: how much of the mean is taken off.")] = None,
-    learnable: Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")] = None,
-    full: Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")] = None,
+    beta: Beta = None,
+    learnable: Learnable = None,
+    full: Full = None,
     scales: Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2,4,4,8,8`.")] = None,
-    how: Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")] = None,
-    prefix: Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")] = None,
-    size: Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")] = None,
-    causal: Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")] = None,
+    how: How = None,
+    prefix: Prefix = None,
+    size: Size = None,
+    causal: Causal = None,
     grid: Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns, such as `14x14`.")] = None,
     pattern: Annotated[str | None, typer.Option(help="`sparse`: such as `strided`, `fixed`, `window:16`.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="So many models, with seeds 0, 1, …, train together.")] = 1,
@@ -96,15 +86,12 @@ def train(
     from ..data import DataError, load, load_files
     from ..training import MissingPackageError, for_cpu, recipe_for
 
-    given: dict[str, Any] = {
-        "beta": beta, "learnable": learnable, "full": full, "how": how, "prefix": prefix, "causal": causal,
+    settings = {
+        "beta": beta, "learnable": learnable, "full": full, "scales": scales, "how": how, "prefix": prefix,
+        "size": size, "causal": causal, "grid": grid, "pattern": pattern,
     }  # fmt: skip
     try:
-        given |= {
-            "scales": scales_option(scales), "size": size_option(size), "grid": pair_option("--grid", grid),
-            "pattern": pattern_option(pattern),
-        }  # fmt: skip
-        primal = mechanism(mechanism_name, **{key: value for key, value in given.items() if value is not None})
+        primal = mechanism_option(mechanism_name, settings)
         chosen = device_option(device)
     except (ValueError, TypeError) as error:
         raise _fail(error, 2) from None

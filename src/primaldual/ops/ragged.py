@@ -30,9 +30,6 @@ from .ragged_ops import traced as traced
 MAX_HEAD_DIM = 128
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-SPARSE_ON_CUDA = False
-"""Sparse patterns: not before `pytest tests/ops/test_ragged_gpu.py -k sparse`, which switches them on, has passed."""
-
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
@@ -42,8 +39,6 @@ def refusal(problem: Problem) -> str | None:
         return "an attn_mask gives every query its own keys"
     training_set = problem.primal.training_set
     if isinstance(training_set, Sparse):
-        if problem.q.is_cuda and not SPARSE_ON_CUDA:
-            return "the ragged kernel's sparse patterns have not been seen to be right on a GPU"
         if problem.is_causal:
             return "the ragged kernel has no causal form of sparse patterns"
         for scale in sorted(set(problem.scales)):

@@ -258,3 +258,50 @@ def place(
         x += tl.load(add_ptr + (batch * H + head) * D + d, mask=d < D, other=0.0)[None, :]
     to_at = to_ptr + batch * to_batch + head * to_head + at[:, None] * to_row + d[None, :]
     tl.store(to_at, (x * factor).to(to_ptr.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def sum_rows(
+    x_ptr, sums_ptr, x_batch, x_head, x_row, H, rows, span,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """sums[b, h, block] = Σ x[b, h, i] over the block's `span` rows."""
+    begin(PDL)
+    batch = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    first = tl.program_id(0) * span
+    x_ptr += batch * x_batch + head * x_head
+    total = tl.zeros((BN, BLOCK_D), tl.float32)
+    for start in range(first, tl.minimum(first + span, rows), BN):
+        at = start + tl.arange(0, BN)
+        here = (at[:, None] < rows) & (d[None, :] < D)
+        total += tl.load(x_ptr + at[:, None] * x_row + d[None, :], mask=here, other=0.0).to(tl.float32)
+    sums_ptr += ((batch * H + head) * tl.num_programs(0) + tl.program_id(0)) * D
+    tl.store(sums_ptr + d, tl.sum(total, 0), mask=d < D)
+
+
+@triton.jit
+def less_mean(
+    x_ptr, sums_ptr, beta_ptr, to_ptr, x_batch, x_head, x_row, to_batch, to_head, to_row, H, rows, blocks, factor,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """to[b, h, i] = x[b, h, i] − factor · β[h] · Σ sums[b, h, block]; without β, as if it were 1."""
+    begin(PDL)
+    batch = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    sums_ptr += (batch * H + head) * blocks * D
+    total = tl.zeros((BP, BLOCK_D), tl.float32)
+    for start in range(0, blocks, BP):
+        block = start + tl.arange(0, BP)
+        here = (block[:, None] < blocks) & (d[None, :] < D)
+        total += tl.load(sums_ptr + block[:, None] * D + d[None, :], mask=here, other=0.0)
+    shift = tl.sum(total, 0) * factor
+    if beta_ptr is not None:
+        shift *= tl.load(beta_ptr + head)
+    at = tl.program_id(0) * BN + tl.arange(0, BN)
+    here = (at[:, None] < rows) & (d[None, :] < D)
+    x = tl.load(x_ptr + batch * x_batch + head * x_head + at[:, None] * x_row + d[None, :], mask=here, other=0.0)
+    to_at = to_ptr + batch * to_batch + head * to_head + at[:, None] * to_row + d[None, :]
+    tl.store(to_at, (x.to(tl.float32) - shift[None, :]).to(to_ptr.dtype.element_ty), mask=here)

@@ -475,6 +475,10 @@ def backward(
     return _Gradients(dq, dk, dv, dshift, own_k, own_v)
 
 
+_SPAN = 512
+"""Rows that one program of `sum_rows` adds up."""
+
+
 @functools.lru_cache(maxsize=256)
 def _pool_blocks(layout: tuple[int, ...]) -> tuple[int, int]:
     """Tokens of a block, which must hold a window; and the most blocks that a head has."""
@@ -549,6 +553,37 @@ def place(x: Tensor, to: Tensor, *, add: Tensor | None = None, window: int = 1) 
         lambda: (
             kernels().place, (-(-N // 128), H, B),
             (*_three(x), *_three(to), H, N, window, 1 / window, D, max(16, _power(D)), 128, add is not None),
+            _options(4, 1),
+        ),
+    )  # fmt: skip
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """Σ x[b, h, i] over blocks of rows, [B, H, blocks, D], float32."""
+    B, H, N, D = x.shape
+    x = in_rows(x)
+    blocks = -(-N // _SPAN)
+    sums = torch.empty(B, H, blocks, D, device=x.device, dtype=torch.float32)
+    _launch(
+        ("sum_rows", x.device, *_kind(x)),
+        (x, sums),
+        lambda: (
+            kernels().sum_rows, (blocks, H, B), (*_three(x), H, N, _SPAN, D, max(16, _power(D)), 64), _options(4, 1)
+        ),
+    )  # fmt: skip
+    return sums
+
+
+def less_mean(x: Tensor, sums: Tensor, to: Tensor, factor: float, beta: Tensor | None) -> None:
+    """to = x − factor · β · (the sum over the blocks of `sums`), for [B, H, N, D]; β is [H], or None for 1."""
+    B, H, N, D = to.shape
+    x, blocks = in_rows(x), sums.shape[2]
+    _launch(
+        ("less_mean", blocks, factor, beta is None, to.device, *_kind(x, to)),
+        (x, sums, beta, to),
+        lambda: (
+            kernels().less_mean, (-(-N // 128), H, B),
+            (*_three(x), *_three(to), H, N, blocks, factor, D, max(16, _power(D)), 128, min(16, _power(blocks))),
             _options(4, 1),
         ),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..dual import RowConstantsCancel
 from ..primal import Exponential, KernelSum, Moments, PointMap
-from . import parallel
+from . import parallel, recentred
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .pooling import visible as visible_of
 from .problem import Problem
@@ -47,6 +47,8 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
     if parallel.applies(problem):
         return parallel.run(problem), None
+    if recentred.applies(problem):
+        return recentred.run(problem), None
     return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
 
 

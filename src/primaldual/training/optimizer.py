@@ -55,7 +55,7 @@ class Optimizer:
             alive: [rows].
             rough: a copy of the last columns in another dtype, to be kept up to date; may be empty.
         """
-        from .fused_kernels import update
+        from .fused.update_kernel import update
 
         rows, count = self.matrix.shape
         update[(-(-count // 1024), rows)](

@@ -1,0 +1,86 @@
+"""The options of a mechanism, and their values as they are typed, to what the library takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ..primal import Fixed, Pattern, Primal, Strided, Window, mechanism
+
+Beta = Annotated[float | None, typer.Option(help="`bn`: how much of the mean is taken off.")]
+Learnable = Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")]
+Full = Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")]
+How = Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")]
+Prefix = Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")]
+Size = Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")]
+Causal = Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")]
+
+_PATTERNS = {"strided": Strided, "fixed": Fixed, "window": Window}
+
+
+def mechanism_option(name: str, settings: dict[str, Any]) -> Primal:
+    """A mechanism with those of the settings that are not None.
+
+    >>> mechanism_option("sh", {"beta": None, "scales": "1,2"}).training_set.scales
+    (1, 2)
+    """
+    read: dict[str, Callable[[str], Any]] = {
+        "scales": scales_option, "size": _size, "grid": lambda text: _pair("--grid", text), "pattern": _pattern,
+    }  # fmt: skip
+    given = {key: value for key, value in settings.items() if value is not None}
+    return mechanism(name, **{key: read[key](value) if key in read else value for key, value in given.items()})
+
+
+def scales_option(text: str | None) -> tuple[int, ...] | None:
+    """One scale per head.
+
+    >>> scales_option("1,1,2,2")
+    (1, 1, 2, 2)
+    """
+    return None if text is None else _integers("--scales", text, ",", "such as 1,1,2,2")
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    """A kernel size: one number, or two.
+
+    >>> _size("5"), _size("3x3")
+    (5, (3, 3))
+    """
+    if "x" in text.lower():
+        return _pair("--size", text)
+    return _integers("--size", text, "x", "such as 5 or 3x3")[0]
+
+
+def _pattern(text: str) -> str | Pattern:
+    """A pattern by name, with its size after a colon.
+
+    >>> _pattern("window:16")
+    Window(radius=16)
+    """
+    if ":" not in text:
+        return text
+    name, _, size = text.partition(":")
+    if name not in _PATTERNS:
+        raise ValueError(f"--pattern must be one of {', '.join(_PATTERNS)}, as in window:16; got {text!r}")
+    return _PATTERNS[name](*_integers("--pattern", size, ",", "sizes, such as window:16 or fixed:16,2"))
+
+
+def _pair(option: str, text: str) -> tuple[int, int]:
+    """Rows and columns.
+
+    >>> _pair("--grid", "14x14")
+    (14, 14)
+    """
+    pair = _integers(option, text, "x", "rows x columns, such as 14x14")
+    if len(pair) != 2:
+        raise ValueError(f"{option} takes rows x columns, such as 14x14; got {text!r}")
+    return pair[0], pair[1]
+
+
+def _integers(option: str, text: str, separator: str, expected: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.lower().split(separator))
+    except ValueError:
+        raise ValueError(f"{option} takes integers, {expected}; got {text!r}") from None

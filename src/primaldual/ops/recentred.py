@@ -1,0 +1,64 @@
+"""Re-centred softmax heads over all tokens, on cuDNN's kernels: each way two passes over memory more than softmax.
+
+Forward: the keys' sum, and its multiple taken off the queries. Backward, the same with dq and dk: what the mean's
+gradient adds is the same for every key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..primal import AllKeys, Recenter
+from . import parallel
+from .problem import Problem
+from .ragged_launch import in_rows, less_mean, sum_rows
+
+
+def applies(p: Problem) -> bool:
+    """A re-centring and nothing else, no masks, and shapes that cuDNN takes, and takes fast."""
+    maps = p.primal.point_maps
+    if len(maps) != 1 or not isinstance(maps[0], Recenter) or not isinstance(p.primal.training_set, AllKeys):
+        return False
+    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None or parallel.half_empty(p.k.shape[2]):
+        return False
+    return not (p.dropout_p and p.q.shape[-1] <= 16) and parallel.usable(p.q, p.k, p.v)
+
+
+def run(p: Problem) -> Tensor:
+    """Outputs [B, H, L, Dv]."""
+    map_ = p.primal.point_maps[0]
+    assert isinstance(map_, Recenter)
+    beta = p.parameters.get("beta") if map_.learnable else None
+    if beta is None:
+        return _Recentred.apply(p.q, p.k, p.v, None, map_.beta, p.dropout_p)
+    return _Recentred.apply(p.q, p.k, p.v, beta.float(), 1.0, p.dropout_p)
+
+
+class _Recentred(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, factor: float, dropout_p: float
+    ) -> Tensor:
+        factor /= k.shape[2]
+        sums, own = sum_rows(k), torch.empty_like(in_rows(q))
+        less_mean(q, sums, own, factor, beta)
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention(own, k, v, None, True, dropout_p, False, False)
+        ctx.save_for_backward(own, k, v, found[0], found[1], found[6], found[7], beta, sums)
+        ctx.settings = factor, dropout_p, found[2:6]
+        return found[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, *random, beta, sums = ctx.saved_tensors
+        factor, dropout_p, plain = ctx.settings
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            parallel.like_output(grad, out), q, k, v, out, *random, None, *plain, dropout_p, False
+        )
+        of_queries = sum_rows(dq)
+        less_mean(dk, of_queries, dk, factor, beta)
+        dbeta = None if beta is None else -factor * (of_queries.sum(2) * sums.sum(2)).sum((0, 2))
+        return dq, dk, dv, dbeta, None, None

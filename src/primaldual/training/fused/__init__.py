@@ -1,0 +1,15 @@
+"""What lies between the matrix products of a training step, as functions with gradients: one pass over memory each.
+
+Activations are [members, rows, width], contiguous; a member's parameters lie `…_member` elements after those of the one
+before. A program of most kernels works on some columns of a run of `span` rows of one member; sums over rows come out
+as one partial sum per run. Kernels are imported where they are launched: not everybody has Triton.
+"""
+
+from .dropout import Dropout
+from .embedding import embed
+from .head import head
+from .layers import add_norm, feed_forward, linear, linear_beside
+from .norms import Norm
+from .passes import usable
+
+__all__ = ["Dropout", "Norm", "add_norm", "embed", "feed_forward", "head", "linear", "linear_beside", "usable"]
