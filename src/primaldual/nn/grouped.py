@@ -61,33 +61,25 @@ class Groups(NamedTuple):
 
 def project(
     x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, number: float,
-    beta: Tensor | None, flat: bool,
-) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:  # fmt: skip
-    """Queries [B, H, N, D], βμ [B, H, D] where heads are re-centred, and keys and values.
+    beta: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+    """Queries [B, H, N, D], βμ [B, H, D] where heads are re-centred, and the flat buffer of keys and values.
 
-    βμ is to be taken off the queries and used for nothing else: its gradient is found here, from theirs. Keys and
-    values are one flat buffer, or [points, width] for each group, which need not get their gradients all at once.
+    βμ is to be taken off the queries and used for nothing else: its gradient is found here, from theirs.
     """
-    q, shift, *points = _Projected.apply(x, weight, bias, beta, groups, recentred, number, flat)
-    return q, shift, tuple(points)
+    return _Projected.apply(x, weight, bias, beta, groups, recentred, number)
 
 
 class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool,
-        number: float, flat: bool,
+        number: float,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x = x.contiguous()
         B, N, E = x.shape
         q = x.new_empty(B * N, E)
-        if flat:
-            buffers = [x.new_empty(sum(groups.sizes))]
-            points = groups.points(buffers[0])
-        else:
-            buffers = points = [
-                x.new_empty(size // width, width) for size, width in zip(groups.sizes, groups.widths, strict=True)
-            ]
+        points = x.new_empty(sum(groups.sizes))
         mean = shift = None
         rows = []
         fork = forked(x, 5)
@@ -95,7 +87,7 @@ class _Projected(torch.autograd.Function):
             with fork.part(0):
                 mean, shift = shift_of_groups(x, weight, bias, beta, number, groups)
             ctx.mark_non_differentiable(shift)
-        for n, ((scale, heads), to) in enumerate(zip(groups.groups, points, strict=True)):
+        for n, ((scale, heads), to) in enumerate(zip(groups.groups, groups.points(points), strict=True)):
             with fork.part(1 + n % 3):
                 rows.append(_rows_of(weight, heads, groups))
                 affine(_pool(x, scale), rows[n], None if bias is None else _rows_of(bias, heads, groups), to)
@@ -104,17 +96,17 @@ class _Projected(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight, beta, None if beta is None else mean, *rows)
         ctx.settings = groups, number, None if bias is None else bias.dtype
-        return q.view(B, N, groups.heads, groups.head_dim).transpose(1, 2), shift, *buffers
+        return q.view(B, N, groups.heads, groups.head_dim).transpose(1, 2), shift, points
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dq: Tensor, _: Tensor | None, *dpoints: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dq: Tensor, _: Tensor | None, dpoints: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, beta, mean, *rows = ctx.saved_tensors
         groups, number, bias_dtype = ctx.settings
         want_x, want_weight, want_bias, want_beta = ctx.needs_input_grad[:4]
         E = x.shape[-1]
         tokens, dq = x.view(-1, E), dq.transpose(1, 2).reshape(x.shape)
-        parts = groups.points(dpoints[0]) if dpoints[0].dim() == 1 else list(dpoints)
+        parts = groups.points(dpoints)
         scaled = [scale > 1 for scale, _ in groups.groups]
         dx = x.new_empty(tokens.shape) if want_x else None
         dweight = torch.empty_like(weight) if want_weight else None
@@ -157,7 +149,7 @@ class _Projected(torch.autograd.Function):
             fork.wait(1)
             dx = _unpool(dx.view_as(x), back, groups)
         fork.join()
-        return dx, dweight, dbias, dbeta, None, None, None, None
+        return dx, dweight, dbias, dbeta, None, None, None
 
 
 def _rows_of(x: Tensor, heads: tuple[int, ...], groups: Groups) -> Tensor:

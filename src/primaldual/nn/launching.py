@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops.parallel import Fork
 from ..ops.plan import circumstances
 from ..ops.ragged import DTYPES
 from ..ops.ragged_launch import interpreted, without_triton
+from ..ops.streams import Fork
 
 _ready: dict[tuple[object, ...], Any] = {}
 

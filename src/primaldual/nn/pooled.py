@@ -120,7 +120,7 @@ def _attend_grouped(
     if way == "tokens":
         q, k, v = unpooled.project(x, weight, bias, groups, recentred, number, beta)
         return ragged_ops.attend_tokens(q, k, v, None, groups.scales, False, dropout_p, _seed(q, dropout_p))
-    q, shift, (points,) = grouped.project(x, weight, bias, groups, recentred, number, beta, True)
+    q, shift, points = grouped.project(x, weight, bias, groups, recentred, number, beta)
     return parallel.attend(q, points, shift, _layout(groups), way == "parallel", dropout_p, _seed(q, dropout_p))
 
 

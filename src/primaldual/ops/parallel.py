@@ -8,8 +8,6 @@ take the other heads, and fill what the long ones leave.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -22,10 +20,11 @@ from ..primal import Recenter
 from .problem import Problem
 from .ragged_launch import Call, Layout, backward, forward, in_rows, output, place, pool, unpool, without_triton
 from .ragged_ops import traced
+from .streams import Fork
 
 QUERIES = 4096
-"""Queries from which on cuDNN's backward pass pays, with its copies and streams. Captured, head dimension 64, µs: 815
-against 889 of ours at 4096 (batch 8), 6050 against 6900 at 16384 (batch 4), and equal at 2048."""
+"""Queries from which on cuDNN's backward pass pays, with its copies and streams. Captured, forward and backward, head
+dimension 64, µs: 1107 against 1160 of ours alone at 4096 (batch 8), 8180 against 9150 at 16384 (batch 4)."""
 
 POINTS = 2048
 """Points that a head needs for it: at 4096 two of four scales, at 16384 all."""
@@ -171,45 +170,6 @@ def _heads_of(flat: Tensor, part: Part, batch: int, dim: int, values: bool) -> T
     of_head = offsets[1] - offsets[0] if len(offsets) > 1 else dim
     size, strides = (batch, len(offsets), part.points, dim), (of_batch, of_head, of_row, 1)
     return flat.as_strided(size, strides, flat.storage_offset() + offsets[0])
-
-
-@functools.cache
-def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
-    """The first goes before the others: they fill what the longest work leaves."""
-    return torch.cuda.Stream(device, priority=min(number - 3, 0))
-
-
-class Fork:
-    """Parts of a work, each on a stream of its own; the last one, and all where there is one, on the current stream.
-
-    Every stream starts after the current one, and the current one waits for all at the end: so memory that goes back
-    to the pool of any of them is free by the time it is used again.
-    """
-
-    def __init__(self, parts: int) -> None:
-        self.others: list[torch.cuda.Stream] = []
-        if parts > 1:
-            self.current = torch.cuda.current_stream()
-            self.others = [_stream(self.current.device, number) for number in range(parts - 1)]
-        for stream in self.others:
-            stream.wait_stream(self.current)
-
-    @contextmanager
-    def part(self, number: int) -> Iterator[None]:
-        if number >= len(self.others):
-            yield
-            return
-        with torch.cuda.stream(self.others[number]):
-            yield
-
-    def wait(self, number: int) -> None:
-        """Go on, on the current stream, only after this part."""
-        if number < len(self.others):
-            self.current.wait_stream(self.others[number])
-
-    def join(self) -> None:
-        for number in range(len(self.others)):
-            self.wait(number)
 
 
 def _own(q: Tensor, k: Tensor, out: Tensor) -> Tensor:

@@ -530,19 +530,6 @@ def _points_per_head(layout: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor([float(counts[h]) for h in range(len(counts))], device=device)[:, None]
 
 
-def pool_heads(k: Tensor, v: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-    """Means over windows of `scale` tokens, which must divide the length; in one launch."""
-    if scale == 1:
-        return k, v
-    B, H, S, D = k.shape
-    DV, W = v.shape[-1], S // scale
-    layout = tuple(
-        number for h in range(H) for number in (h, W, scale, h * W * D, H * W * D, D, h * W * DV, H * W * DV, DV)
-    )
-    keys, values, _ = pool(in_rows(k), in_rows(v), layout, False)
-    return keys.view(B, H, W, D), values.view(B, H, W, DV)
-
-
 def place(x: Tensor, to: Tensor, *, add: Tensor | None = None, window: int = 1) -> None:
     """to[b, h, i] = (x[b, h, ⌊i/window⌋] + add[b, h]) / window, for [B, H, N, D]; add is float32 and contiguous."""
     B, H, N, D = to.shape
