@@ -23,7 +23,7 @@ import torch
 from typer.testing import CliRunner
 
 from primaldual.cli import app
-from primaldual.ops import native, ragged_launch, ragged_ops, ragged_recipe
+from primaldual.ops import launching, native, ragged_ops, ragged_recipe, ragged_work
 from support.ragged import adding_up, sweeping
 
 if find_spec("triton") is None:
@@ -227,10 +227,10 @@ def at(address: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.fixture
 def interpreter(library: Any, driver: Callable[[Launched], None], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The compiled part, whose launches the interpreter runs."""
-    real = ragged_launch.kernels()
+    real = ragged_work.kernels()
     found = SimpleNamespace(**{name: Interpreted(getattr(real, name)) for name in ragged_recipe.ROLES})
-    monkeypatch.setattr(ragged_launch, "kernels", lambda: found)
-    monkeypatch.setattr(ragged_launch, "_ready", {})
+    monkeypatch.setattr(ragged_work, "kernels", lambda: found)
+    monkeypatch.setattr(launching, "_ready", {})
     driver(Interpreted.launched)
     return library
 
@@ -278,7 +278,7 @@ def test_whole_heads_in_one_sweep(interpreter: Any) -> None:
     arguments = draw("dropout", 150, dtype=torch.float16)
     with sweeping():
         both(interpreter, arguments, torch.randn(arguments[0].shape).half())
-        assert any(key[:2] == ("delta", True) for key in ragged_launch._ready)
+        assert any(key[:2] == ("delta", True) for key in launching._ready)
 
 
 @in_the_interpreter
@@ -446,8 +446,8 @@ def test_what_triton_hands_the_driver(
     hopper = Hopper(CudaLauncher, GPUTarget("cuda", 90, 32))
     active.set_active(hopper)
     for kernel in ragged_recipe.ROLES:  # compiled for this driver
-        getattr(ragged_launch.kernels(), kernel).device_caches.clear()
-    monkeypatch.setattr(ragged_launch, "_starts_early", lambda device: True)
+        getattr(ragged_work.kernels(), kernel).device_caches.clear()
+    monkeypatch.setattr(launching, "starts_early", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     seen: list[tuple[Any, ...]] = []
 
@@ -468,7 +468,7 @@ def test_what_triton_hands_the_driver(
     up = torch.randn(2, length, 2, 64, dtype=q.dtype).transpose(1, 2)
     steps = []
     with adding_up(*together):
-        work = ragged_launch._work(*_layout(name, q, k, v))
+        work = ragged_work.work(*_layout(name, q, k, v))
         tables = work.table, work.forward, work.back.tasks
         given = {x.data_ptr() for x in (q, k, v, up, seed, *tables) if x is not None}
         for attend in (lambda *x: ragged_ops.attend_compiled(library, *x), ragged_ops._Tokens.apply):

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import Primal, attention, mechanism
 from primaldual.dual.cost import count
-from primaldual.ops import UnsupportedError, plan, ragged, ragged_launch, ragged_ops
+from primaldual.ops import UnsupportedError, launching, plan, ragged, ragged_ops, ragged_work
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
 from support.interpreter import INTERPRETED, child_process, interpreted
@@ -167,7 +167,7 @@ def test_the_log_sum_exp() -> None:
 def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
     q, k, v = tensors((3, 4, 8, 8), heads=1)
     bias = torch.full((1, 1, 4), -torch.inf)
-    layout = [ragged_launch.Layout(0, 4, 1, 0, 32, 8, 0, 32, 8)]
+    layout = [ragged_work.Layout(0, 4, 1, 0, 32, 8, 0, 32, 8)]
     out, lse = ragged_ops.attend_points(q, k.flatten(), v.flatten(), layout, 8, bias=bias)
     assert (lse == -torch.inf).all()
     assert not out.any()
@@ -200,7 +200,7 @@ def test_dropout_over_several_blocks() -> None:
 @pytest.fixture
 def swept(monkeypatch) -> Iterator[None]:
     """Whole heads in one sweep, however few there are."""
-    work, parts = ragged_launch._work, []
+    work, parts = ragged_work.work, []
 
     def note(*key):
         found = work(*key)
@@ -208,7 +208,7 @@ def swept(monkeypatch) -> Iterator[None]:
         return found
 
     with sweeping():
-        monkeypatch.setattr(ragged_launch, "_work", note)
+        monkeypatch.setattr(ragged_work, "work", note)
         yield
         monkeypatch.undo()
     assert 8 in parts
@@ -295,12 +295,12 @@ def test_blocks_that_add_to_dq_take_any_strides() -> None:
 @interpreted
 def test_where_blocks_add_to_dq(monkeypatch) -> None:
     """Not where one block is all, or the order of sums must be the same: there a sweep, where it fills the GPU."""
-    tiles = ragged_launch.tiles
-    monkeypatch.setattr(ragged_launch, "tiles", lambda *of: tiles(*of)._replace(adding=(64, 128, 8, 2, 0)))
+    tiles = ragged_work.tiles
+    monkeypatch.setattr(ragged_work, "tiles", lambda *of: tiles(*of)._replace(adding=(64, 128, 8, 2, 0)))
 
     def parts(points: int, dim: int, dtype=torch.bfloat16, causal: bool = False, batch: int = 3) -> tuple[int, int]:
-        layout = ragged_launch.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
-        work = ragged_launch._work.__wrapped__(layout, batch, 200, dim, dtype, causal, torch.device("cpu"))
+        layout = ragged_work.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
+        work = ragged_work.work.__wrapped__(layout, batch, 200, dim, dtype, causal, torch.device("cpu"))
         return work.back.parts, work.exact.parts
 
     assert parts(200, 64) == parts(200, 16) == (16, 3)
@@ -327,9 +327,9 @@ def test_sums_have_one_order_where_torch_is_told_so() -> None:
 @interpreted
 def test_many_long_heads_are_swept() -> None:
     def parts(batch: int, points: int, dim: int, is_causal: bool = False) -> int:
-        layout = ragged_launch.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
+        layout = ragged_work.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
         device = torch.device("cpu")
-        return ragged_launch._work(layout, batch, 200, dim, torch.bfloat16, is_causal, device).exact.parts
+        return ragged_work.work(layout, batch, 200, dim, torch.bfloat16, is_causal, device).exact.parts
 
     assert parts(1000, 200, 16) == parts(800, 2000, 8) == 8
     assert parts(1000, 100, 16) == 4
@@ -528,7 +528,7 @@ def test_a_cpu_is_refused_by_name_and_passed_over_by_auto() -> None:
 
 @interpreted
 def test_where_triton_is_not_installed(monkeypatch) -> None:
-    monkeypatch.setattr(ragged_launch, "_TRITON", False)
+    monkeypatch.setattr(launching, "_TRITON", False)
     monkeypatch.setattr(ragged, "interpreted", lambda: True)  # a device that could
     with pytest.raises(UnsupportedError, match=r"Triton is not installed; impl='sdpa' can"):
         attention(q, q, q, "bn+sh", impl="ragged")

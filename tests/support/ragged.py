@@ -12,7 +12,7 @@ from torch import Tensor
 
 from primaldual import Primal, attention
 from primaldual.dual import GroupHeadsByScale
-from primaldual.ops import ragged, ragged_launch, reference
+from primaldual.ops import launching, ragged, ragged_work, reference
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 
@@ -166,30 +166,30 @@ def replayed(primal: Primal, heads: int, seed: int, is_causal: bool = False) -> 
 @contextmanager
 def adding_up(*adding: int) -> Iterator[list[str]]:
     """Inside, blocks of keys add their shares of dq, in blocks of this shape; gives the names of what is launched."""
-    tiles, launch, names = ragged_launch.tiles, ragged_launch._launch, []
+    tiles, launch, names = ragged_work.tiles, launching.launch, []
 
-    def note(key: tuple[object, ...], *others: Any) -> None:
+    def note(key: tuple[object, ...], *others: Any, **more: Any) -> None:
         names.append(str(key[0]))
-        launch(key, *others)
+        launch(key, *others, **more)
 
-    ragged_launch._work.cache_clear()
+    ragged_work.work.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged_launch, "tiles", lambda *of: tiles(*of)._replace(adding=adding))
-        patch.setattr(ragged_launch, "_FILL", float("inf"))
-        patch.setattr(ragged_launch, "_ready", {})
-        patch.setattr(ragged_launch, "_launch", note)
+        patch.setattr(ragged_work, "tiles", lambda *of: tiles(*of)._replace(adding=adding))
+        patch.setattr(ragged_work, "_FILL", float("inf"))
+        patch.setattr(launching, "_ready", {})
+        patch.setattr(launching, "launch", note)
         yield names
-    ragged_launch._work.cache_clear()
+    ragged_work.work.cache_clear()
 
 
 @contextmanager
 def sweeping() -> Iterator[None]:
     """Inside, the backward pass goes over whole heads in one sweep, however few there are."""
-    tiles = ragged_launch.tiles
-    ragged_launch._work.cache_clear()
+    tiles = ragged_work.tiles
+    ragged_work.work.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged_launch, "tiles", lambda *of: tiles(*of)._replace(adding=()))
-        patch.setattr(ragged_launch, "_FILL", 0)
-        patch.setattr(ragged_launch, "_ready", {})
+        patch.setattr(ragged_work, "tiles", lambda *of: tiles(*of)._replace(adding=()))
+        patch.setattr(ragged_work, "_FILL", 0)
+        patch.setattr(launching, "_ready", {})
         yield
-    ragged_launch._work.cache_clear()
+    ragged_work.work.cache_clear()

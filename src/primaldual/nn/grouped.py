@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.launching import power_of_2
 from ..ops.problem import pick
-from .launching import forked, launch, power
+from .launching import forked, launch
 from .recentred import BLOCK, affine, column_sums, shift_of
 
 
@@ -208,7 +209,7 @@ def _pool(x: Tensor, scale: int) -> Tensor:
     B, N, E = x.shape
     if scale == 1:
         return x.view(-1, E)
-    W, BW = -(-N // scale), max(1, 64 // power(scale))
+    W, BW = -(-N // scale), max(1, 64 // power_of_2(scale))
     out = x.new_empty(B * W, E)
     launch("pool", (-(-W // BW), -(-E // 128), B), (x, out), (N, E, W, scale, BW, 128))
     return out
@@ -234,8 +235,8 @@ def _finish(parts: list[Tensor], sums: Tensor, beta: Tensor | None, number: floa
     for part, heads, windows in zip(parts, _tables(groups, sums.device).heads, groups.windows, strict=True):
         launch(
             "finish", (blocks, 2 * heads.shape[0], B), (part, sums, beta, found, heads),
-            (H, heads.shape[0], windows, blocks, sums.shape[1], number, D, power(D), BLOCK,
-             min(32, power(sums.shape[1])), beta is not None or number != 0.0, beta is not None),
+            (H, heads.shape[0], windows, blocks, sums.shape[1], number, D, power_of_2(D), BLOCK,
+             min(32, power_of_2(sums.shape[1])), beta is not None or number != 0.0, beta is not None),
         )  # fmt: skip
     return found
 

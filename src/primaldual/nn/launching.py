@@ -1,4 +1,4 @@
-"""Launching the kernels of `projection_kernels`, past Triton's own look at every argument after the first time."""
+"""Launching the kernels of `projection_kernels`, on streams of their own where that pays."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..ops import launching
+from ..ops.launching import interpreted, without_triton
 from ..ops.plan import circumstances
 from ..ops.ragged import DTYPES
-from ..ops.ragged_launch import interpreted, without_triton
 from ..ops.streams import Fork
-
-_ready: dict[tuple[object, ...], Any] = {}
 
 
 @functools.cache
@@ -34,14 +33,11 @@ def launch(
 ) -> None:  # fmt: skip
     """Run a kernel; its arguments are the tensors, then the numbers."""
     kinds = (None if x is None else (x.dtype, x.device, x.data_ptr() % 16 == 0) for x in tensors)
-    key = (name, grid, numbers, *kinds)
-    ready = _ready.get(key)
-    if ready is not None:
-        ready(*tensors, *numbers)
-        return
-    compiled = getattr(_kernels(), name)[grid](*tensors, *numbers, num_warps=warps)
-    if compiled is not None:  # the interpreter gives nothing back
-        _ready[key] = compiled[grid]
+
+    def prepare() -> tuple[Any, tuple[int, int, int], tuple[object, ...], dict[str, int]]:
+        return getattr(_kernels(), name), grid, numbers, {"num_warps": warps}
+
+    launching.launch((name, grid, numbers, *kinds), tensors, prepare, early=False)
 
 
 def captured(x: Tensor) -> bool:
@@ -52,8 +48,3 @@ def captured(x: Tensor) -> bool:
 def forked(x: Tensor, parts: int) -> Fork:
     """Streams for the parts of a work, where they pay."""
     return Fork(parts if captured(x) else 1)
-
-
-def power(n: int) -> int:
-    """The least power of two that is not below n."""
-    return 1 << max(0, n - 1).bit_length()

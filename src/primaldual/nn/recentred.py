@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..ops.ragged_launch import in_rows
+from ..ops.launching import in_rows, power_of_2
 from ..primal import AllKeys, Exponential, KernelSum, Recenter
-from .launching import forked, launch, launches, power
+from .launching import forked, launch, launches
 
 if TYPE_CHECKING:
     from .multihead import MultiheadAttention
@@ -146,7 +146,7 @@ def _chunks(tokens: int) -> tuple[int, int, tuple[int, ...]]:
 
 def _block(dim: int) -> int:
     """Columns of a block: as few as fill a memory transaction."""
-    return min(32, max(16, power(dim)))
+    return min(32, max(16, power_of_2(dim)))
 
 
 def recentre(q: Tensor, shift: Tensor) -> None:
@@ -156,7 +156,7 @@ def recentre(q: Tensor, shift: Tensor) -> None:
         q -= shift.unsqueeze(2)
         return
     launch(
-        "recentre", (-(-N // BLOCK), H, B), (q, shift), (*q.stride()[:3], H, N, D, BLOCK, power(D))
+        "recentre", (-(-N // BLOCK), H, B), (q, shift), (*q.stride()[:3], H, N, D, BLOCK, power_of_2(D))
     )  # fmt: skip
 
 
@@ -212,11 +212,11 @@ def shift_of(
     D = E // heads
     weight, bias = weight[E : 2 * E].contiguous(), None if bias is None else bias[E : 2 * E]
     mean, shift = sums.new_empty(B, heads, D), sums.new_empty(B, heads, D)
-    piece = min(16, power(D))
+    piece = min(16, power_of_2(D))
     launch(
         "shift", (heads * -(-D // piece), B, 1),
         (sums, weight, bias, beta, seen, table, mean, shift),
-        (heads, E, G, blocks, number, D, piece, min(512, power(E)), min(32, power(blocks)), bias is not None,
+        (heads, E, G, blocks, number, D, piece, min(512, power_of_2(E)), min(32, power_of_2(blocks)), bias is not None,
          beta is not None, seen is not None),
     )  # fmt: skip
     return mean, shift

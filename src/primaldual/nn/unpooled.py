@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops.launching import power_of_2
 from ..ops.thirds import side_by_side
 from .grouped import Groups, biases, shift_of_groups, votes
-from .launching import forked, launch, power
+from .launching import forked, launch
 from .recentred import affine, column_sums, recentre
 
 
@@ -91,5 +92,5 @@ def _spread(dk: Tensor, sums: Tensor, beta: Tensor | None, number: float, groups
     (B, blocks, E), N, D = sums.shape, groups.tokens, groups.head_dim
     launch(
         "spread", (-(-N // 128), groups.heads, B), (dk, sums, beta, votes(groups, dk.device)),
-        (N, E, blocks, *dk.stride()[:2], number, D, power(D), 128, min(32, power(blocks)), beta is not None),
+        (N, E, blocks, *dk.stride()[:2], number, D, power_of_2(D), 128, min(32, power_of_2(blocks)), beta is not None),
     )  # fmt: skip

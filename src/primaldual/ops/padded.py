@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .ragged_launch import Layout, in_rows, pool, unpool
+from .launching import in_rows
+from .passes import pool, unpool
+from .ragged_work import Layout
 
 
 class Padded(NamedTuple):

@@ -17,9 +17,12 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale
 from ..dual.rewrites import pooling_of
 from ..primal import Recenter
+from .launching import in_rows, without_triton
+from .passes import place, pool, unpool
 from .problem import Problem
-from .ragged_launch import Call, Layout, backward, forward, in_rows, output, place, pool, unpool, without_triton
+from .ragged_launch import Call, backward, forward, output
 from .ragged_ops import traced
+from .ragged_work import Layout
 from .streams import Fork
 
 QUERIES = 4096

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from . import native, ragged_recipe
-from .ragged_launch import Call, Layout, backward, forward, in_rows, output, pool, unpool, worked
+from .launching import in_rows
+from .passes import pool, unpool
+from .ragged_launch import Call, backward, forward, output
+from .ragged_work import Layout, worked
 
 
 def attend_points(

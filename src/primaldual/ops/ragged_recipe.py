@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ragged_launch import Launch, Ready, noted
+from .launching import Launch, Ready, noted
 
 ROLES = {
     "pool": "k v keys values sums",

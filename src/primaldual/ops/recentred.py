@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..primal import AllKeys, Recenter
 from . import parallel
+from .launching import in_rows
+from .passes import less_mean, sum_rows
 from .problem import Problem
-from .ragged_launch import in_rows, less_mean, sum_rows
 
 
 def applies(p: Problem) -> bool:

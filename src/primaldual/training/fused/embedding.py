@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ...ops.launching import power_of_2
 from .dropout import Dropout, drop_arguments
-from .passes import MULTIPROCESSORS, STAGES, columns_of, power_of_2
+from .passes import MULTIPROCESSORS, STAGES, columns_of
 
 
 def embed(x: Tensor, bias: Tensor, positions: Tensor, factor: float, drop: Dropout | None) -> Tensor:

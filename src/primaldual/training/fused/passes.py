@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ops.ragged_launch import interpreted, without_triton
+from ...ops.launching import interpreted, power_of_2, without_triton
 
 MULTIPROCESSORS = 132
 """Of a large GPU. A pass has as many programs as they hold at once: more would wait, and run when others idle."""
@@ -61,8 +61,3 @@ def columns_of(width: int) -> int:
     """A power of 2: a divisor of the width unless that is small."""
     divisor = width & -width
     return min(divisor, 256) if divisor >= 64 else min(power_of_2(width), 64)
-
-
-def power_of_2(n: int) -> int:
-    """The least that is n or more."""
-    return 1 << max(0, n - 1).bit_length()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .passes import MULTIPROCESSORS, divided, power_of_2
+from ...ops.launching import power_of_2
+from .passes import MULTIPROCESSORS, divided
 
 
 def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:

@@ -1,0 +1,112 @@
+"""Passes over memory around the attention of heads: means over windows, sums over rows, and putting in place."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import launching, ragged_work
+from .launching import block_of, in_rows, kind, options, power_of_2, three
+
+_SPAN = 512
+"""Rows that one program of `sum_rows` adds up."""
+
+
+@functools.lru_cache(maxsize=256)
+def _pool_blocks(layout: tuple[int, ...]) -> tuple[int, int]:
+    """Tokens of a block, which must hold a window; and the most blocks that a head has."""
+    size = max(64, power_of_2(max(layout[2::9])))
+    return size, max(-(-count // (size // window)) for count, window in zip(layout[1::9], layout[2::9], strict=True))
+
+
+def pool(
+    k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool, before: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted.
+
+    The `before` first heads of the layout have no place there.
+    """
+    B, H, S, D = k.shape
+    DV = v.shape[-1]
+    rows = B * sum(layout[1 + 9 * before :: 9])
+    keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
+    size, blocks = _pool_blocks(layout[9 * before :])
+    sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
+
+    def prepare() -> Any:
+        work = ragged_work.work(layout, B, S, max(D, DV), k.dtype, False, k.device)
+        numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, want_mean
+        return ragged_work.kernels().pool, (blocks, H - before, B), (work.table, *numbers, work.aligned), options(4, 1)
+
+    launching.launch(("pool", layout, want_mean, before, k.device, *kind(k, v)), (k, v, keys, values, sums), prepare)
+    if sums is None:
+        return keys, values, None
+    return keys, values, sums.sum(2) / _points_per_head(layout, k.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _points_per_head(layout: tuple[int, ...], device: torch.device) -> Tensor:
+    counts = dict(zip(layout[0::9], layout[1::9], strict=True))
+    return torch.tensor([float(counts[h]) for h in range(len(counts))], device=device)[:, None]
+
+
+def place(x: Tensor, to: Tensor, *, add: Tensor | None = None, window: int = 1) -> None:
+    """to[b, h, i] = (x[b, h, ⌊i/window⌋] + add[b, h]) / window, for [B, H, N, D]; add is float32 and contiguous."""
+    B, H, N, D = to.shape
+    x = in_rows(x)
+    launching.launch(
+        ("place", window, add is None, to.device, *kind(x, to)),
+        (x, to, add),
+        lambda: (
+            ragged_work.kernels().place, (-(-N // 128), H, B),
+            (*three(x), *three(to), H, N, window, 1 / window, D, block_of(D), 128, add is not None),
+            options(4, 1),
+        ),
+    )  # fmt: skip
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """Σ x[b, h, i] over blocks of rows, [B, H, blocks, D], float32."""
+    B, H, N, D = x.shape
+    x = in_rows(x)
+    blocks = -(-N // _SPAN)
+    sums = torch.empty(B, H, blocks, D, device=x.device, dtype=torch.float32)
+    launching.launch(
+        ("sum_rows", x.device, *kind(x)),
+        (x, sums),
+        lambda: (
+            ragged_work.kernels().sum_rows, (blocks, H, B), (*three(x), H, N, _SPAN, D, block_of(D), 64), options(4, 1)
+        ),
+    )  # fmt: skip
+    return sums
+
+
+def less_mean(x: Tensor, sums: Tensor, to: Tensor, factor: float, beta: Tensor | None) -> None:
+    """to = x − factor · β · (the sum over the blocks of `sums`), for [B, H, N, D]; β is [H], or None for 1."""
+    B, H, N, D = to.shape
+    x, blocks = in_rows(x), sums.shape[2]
+    launching.launch(
+        ("less_mean", blocks, factor, beta is None, to.device, *kind(x, to)),
+        (x, sums, beta, to),
+        lambda: (
+            ragged_work.kernels().less_mean, (-(-N // 128), H, B),
+            (*three(x), *three(to), H, N, blocks, factor, D, block_of(D), 128, min(16, power_of_2(blocks))),
+            options(4, 1),
+        ),
+    )  # fmt: skip
+
+
+def unpool(dkeys: Tensor, dvalues: Tensor, dmean: Tensor, dk: Tensor, dv: Tensor, layout: tuple[int, ...]) -> None:
+    """Gradients of points, and of the mean of the keys, into those of the tokens."""
+    B, H, S, D = dk.shape
+    DV = dv.shape[-1]
+
+    def prepare() -> Any:
+        work = ragged_work.work(layout, B, S, max(D, DV), dk.dtype, False, dk.device)
+        numbers = *three(dk), *three(dv), H, S, D, DV, block_of(D), block_of(DV), 64, work.aligned
+        return ragged_work.kernels().unpool, (-(-S // 64), H, B), (work.table, *numbers), options(4, 1)
+
+    launching.launch(("unpool", layout, dk.device, *kind(dk, dv)), (dkeys, dvalues, dmean, dk, dv), prepare)
