@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from primaldual import MultiheadAttention, mechanism
 from primaldual.nn import pooled
-from primaldual.ops import parallel
+from primaldual.ops.gpu import parallel
 from support.battery import relative_error
 
 pytestmark = [

@@ -23,7 +23,7 @@ import torch
 from typer.testing import CliRunner
 
 from primaldual.cli import app
-from primaldual.ops import launching, native, ragged_ops, ragged_recipe, ragged_work
+from primaldual.ops.gpu import launching, native, ragged_ops, ragged_recipe, ragged_work
 from support.ragged import adding_up, sweeping
 
 if find_spec("triton") is None:

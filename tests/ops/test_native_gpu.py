@@ -10,7 +10,7 @@ from torch import Tensor
 
 from primaldual import Primal, attention, mechanism
 from primaldual.bench.timing import capture
-from primaldual.ops import native
+from primaldual.ops.gpu import native
 from support.ragged import adding_up, sweeping
 
 pytestmark = [

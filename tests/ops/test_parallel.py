@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from primaldual import mechanism
-from primaldual.ops import parallel
-from primaldual.ops.parallel import divide
+from primaldual.ops.gpu import parallel
+from primaldual.ops.gpu.parallel import divide
 from primaldual.ops.problem import Problem
 from support.cudnn import stand_in
 from support.interpreter import child_process, interpreted

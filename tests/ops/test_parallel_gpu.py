@@ -7,7 +7,7 @@ from torch import nn
 from primaldual import Primal, attention, mechanism
 from primaldual.bench.timing import capture
 from primaldual.nn import TransformerEncoderLayer
-from primaldual.ops import parallel
+from primaldual.ops.gpu import parallel
 from support.battery import relative_error
 from support.ragged import check
 

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import Primal, attention, mechanism
 from primaldual.dual.cost import count
-from primaldual.ops import UnsupportedError, launching, plan, ragged, ragged_ops, ragged_work
+from primaldual.ops import UnsupportedError, plan, ragged
+from primaldual.ops.gpu import launching, ragged_ops, ragged_work
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
 from support.interpreter import INTERPRETED, child_process, interpreted

@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from primaldual.ops import ragged_ops
+from primaldual.ops.gpu import ragged_ops
 from support.interpreter import INTERPRETED, child_process
 from support.ragged import sweeping
 

@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from primaldual import Primal, attention, mechanism
-from primaldual.ops import UnsupportedError, plan, ragged_marks, ragged_ops
+from primaldual.ops import UnsupportedError, plan
+from primaldual.ops.gpu import ragged_marks, ragged_ops
 from primaldual.ops.problem import Problem
 from primaldual.primal import AllKeys, Fixed, Pattern, Pooled, Sparse, Strided, Window
 from primaldual.primal.patterns import Band, Block, Piece, Residues, Summary

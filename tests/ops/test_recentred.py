@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from primaldual.ops.passes import less_mean, sum_rows
+from primaldual.ops.gpu.passes import less_mean, sum_rows
 from support.interpreter import child_process, interpreted
 
 if find_spec("triton") is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from primaldual.ops import parallel
+from primaldual.ops.gpu import parallel
 
 
 def stand_in(patch: pytest.MonkeyPatch, points: Collection[int]) -> list[int]:

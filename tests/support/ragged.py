@@ -12,7 +12,8 @@ from torch import Tensor
 
 from primaldual import Primal, attention
 from primaldual.dual import GroupHeadsByScale
-from primaldual.ops import launching, ragged, ragged_work, reference
+from primaldual.ops import ragged, reference
+from primaldual.ops.gpu import launching, ragged_work
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 

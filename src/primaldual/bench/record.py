@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..ops import native
+from ..ops.gpu import native
 
 _PATH = re.compile(r"(?<![\w.])(?:~|[A-Za-z]:)?(?:[/\\][\w.+@-]+){2,}")
 

@@ -21,7 +21,7 @@ def build(
     `PRIMALDUAL_CACHE`, and used from then on; `PRIMALDUAL_NATIVE=0` leaves it out. It is for one version of torch, of
     Python and of this library: build again when one of them changes.
     """
-    from ..ops import native
+    from ..ops.gpu import native
 
     start = time.perf_counter()
     path = native.place()

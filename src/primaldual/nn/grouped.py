@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.launching import power_of_2
+from ..ops.gpu.launching import power_of_2
 from ..ops.problem import pick
 from .launching import forked, launch
 from .recentred import BLOCK, affine, column_sums, shift_of

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..ops import launching
-from ..ops.launching import interpreted, without_triton
+from ..ops.gpu import launching
+from ..ops.gpu.launching import interpreted, without_triton
+from ..ops.gpu.streams import Fork
 from ..ops.plan import circumstances
 from ..ops.ragged import DTYPES
-from ..ops.streams import Fork
 
 
 @functools.cache

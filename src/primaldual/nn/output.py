@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from ..ops.launching import interpreted
+from ..ops.gpu.launching import interpreted
 from .launching import captured, forked, launches
 from .recentred import as_linear, column_sums, total
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..dual import GroupHeadsByScale, PoolBeforeProjection
-from ..ops import attention, parallel, ragged_ops
+from ..ops import attention
+from ..ops.gpu import parallel, ragged_ops
 from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
 from ..ops.ragged import MAX_HEAD_DIM

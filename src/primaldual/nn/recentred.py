@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..ops.launching import in_rows, power_of_2
+from ..ops.gpu.launching import in_rows, power_of_2
 from ..primal import AllKeys, Exponential, KernelSum, Recenter
 from .launching import forked, launch, launches
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.launching import power_of_2
-from ..ops.thirds import side_by_side
+from ..ops.gpu.launching import power_of_2
+from ..ops.gpu.thirds import side_by_side
 from .grouped import Groups, biases, shift_of_groups, votes
 from .launching import forked, launch
 from .recentred import affine, column_sums, recentre

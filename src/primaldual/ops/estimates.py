@@ -18,7 +18,8 @@ import torch
 from ..dual.rewrites import pooling_of
 from ..primal import Recenter, Sparse
 from ..primal.features import FeatureMap
-from . import block_sparse, linear, native, parallel
+from . import block_sparse, linear
+from .gpu import native, parallel
 from .problem import Problem
 
 TRAINING = 3.5

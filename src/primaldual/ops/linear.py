@@ -113,13 +113,13 @@ def _has_kernel(p: Problem) -> bool:
     dims = p.q.shape[-1], p.v.shape[-1]
     if p.q.is_cuda and p.q.dtype != torch.float32 and any(dim % 8 for dim in dims):
         return False  # rows of no whole 16 bytes: right in the interpreter, not yet seen right on a GPU
-    from .linear_triton import takes
+    from .gpu.linear_triton import takes
 
     return takes(p.q.dtype, p.is_causal, dims[0], features.dim(dims[0]), dims[1])
 
 
 def _fused(p: Problem, points: Pool) -> Tensor:
-    from .linear_triton import linear_attention
+    from .gpu.linear_triton import linear_attention
 
     q, keys, values = p.q, points.keys, points.values
     shift = scale = omega = weight = None

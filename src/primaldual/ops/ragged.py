@@ -18,15 +18,16 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale
 from ..dual.rewrites import pooling_of
 from ..primal import Recenter, Sparse
-from . import ragged_marks, sdpa
-from .launching import interpreted, without_triton
-from .padded import Line, in_line, keep_padded, pool_padded
+from . import sdpa
+from .gpu import ragged_marks
+from .gpu.launching import interpreted, without_triton
+from .gpu.padded import Line, in_line, keep_padded, pool_padded
+from .gpu.ragged_marks import marks
+from .gpu.ragged_ops import attend_points, attend_tokens, known
+from .gpu.ragged_ops import packed as packed
+from .gpu.ragged_ops import traced as traced
+from .gpu.ragged_work import Layout
 from .problem import Problem, in_order
-from .ragged_marks import marks
-from .ragged_ops import attend_points, attend_tokens, known
-from .ragged_ops import packed as packed
-from .ragged_ops import traced as traced
-from .ragged_work import Layout
 
 MAX_HEAD_DIM = 128
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -18,7 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..dual import RowConstantsCancel
 from ..primal import Exponential, KernelSum, Moments, PointMap
-from . import parallel, recentred
+from .gpu import parallel, recentred
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .pooling import visible as visible_of
 from .problem import Problem

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.nn.functional import batch_norm, dropout, gelu, layer_norm, pad
 
 from ..ops import attention
-from ..ops.thirds import side_by_side
+from ..ops.gpu.thirds import side_by_side
 from ..primal import AllKeys, InputMap, Moments, PointMap, Primal, Sparse, TokenMap
 from . import fused
 from .stacked import Stacked

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...ops.kernel_dropout import COMPILED, drop
+from ...ops.gpu.kernel_dropout import COMPILED, drop
 from .hashes import hash_columns, hash_rows, member_seed
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ...ops.kernel_dropout import mix
+from ...ops.gpu.kernel_dropout import mix
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ...ops.launching import power_of_2
+from ...ops.gpu.launching import power_of_2
 from .dropout import Dropout, drop_arguments
 from .passes import MULTIPROCESSORS, STAGES
 from .sums import fold

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...ops.launching import interpreted, power_of_2, without_triton
+from ...ops.gpu.launching import interpreted, power_of_2, without_triton
 
 MULTIPROCESSORS = 132
 """Of a large GPU. A pass has as many programs as they hold at once: more would wait, and run when others idle."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.launching import power_of_2
+from ...ops.gpu.launching import power_of_2
 from .passes import MULTIPROCESSORS, divided
 
 

@@ -364,4 +364,4 @@ def traced() -> bool:
     )
 
 
-from . import flops  # noqa: E402, F401  # registers what the operators above count as
+from .. import flops  # noqa: E402, F401  # registers what the operators above count as

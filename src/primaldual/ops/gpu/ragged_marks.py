@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..primal import Sparse
-from ..primal.patterns import Band, Block, Pattern, Piece, Residues, Summary
-from .problem import Problem
+from ...primal import Sparse
+from ...primal.patterns import Band, Block, Pattern, Piece, Residues, Summary
+from ..problem import Problem
 
 WIDTH = 128
 """Rows are as long as a multiple of this, and so of every block of queries."""

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..dual import GroupHeadsByScale
-from ..dual.rewrites import pooling_of
-from ..primal import Recenter
+from ...dual import GroupHeadsByScale
+from ...dual.rewrites import pooling_of
+from ...primal import Recenter
+from ..problem import Problem
 from .launching import in_rows, without_triton
 from .passes import place, pool, unpool
-from .problem import Problem
 from .ragged_launch import Call, backward, forward, output
 from .ragged_ops import traced
 from .ragged_work import Layout

@@ -21,7 +21,7 @@ from types import ModuleType
 
 import torch
 
-from .._cache import cache_directory
+from ..._cache import cache_directory
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..primal import AllKeys, Recenter
+from ...primal import AllKeys, Recenter
+from ..problem import Problem
 from . import parallel
 from .launching import in_rows
 from .passes import less_mean, sum_rows
-from .problem import Problem
 
 
 def applies(p: Problem) -> bool:
