@@ -394,8 +394,9 @@ def test_opcheck_of_tokens(scales: list) -> None:
     q, k, v = tensors((5, 5, 8, 4), heads=1)
     beta, seed = torch.rand(1), torch.tensor([3], dtype=torch.int32)
     inputs = (q, k, v, beta)
-    out, *rest = ragged_ops.tokens_op(*inputs, scales, False, 0.5, seed)
-    torch.library.opcheck(ragged_ops._tokens_backward_op, (out, *inputs, out, *rest, scales, False, 0.5, seed))
+    out, *rest, _, shifted = ragged_ops.tokens_op(*inputs, scales, False, 0.5, seed)
+    arguments = (out, shifted, *inputs[1:], out, *rest, scales, False, 0.5, seed)
+    torch.library.opcheck(ragged_ops._tokens_backward_op, arguments)
     torch.library.opcheck(ragged_ops.tokens_op, (*(x.requires_grad_() for x in inputs), scales, False, 0.5, seed))
 
 

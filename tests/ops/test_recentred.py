@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from primaldual.ops.passes import less_mean, sum_rows
+from primaldual.ops.passes import Shift, place, sum_rows
 from support.interpreter import child_process, interpreted
 
 if find_spec("triton") is None:
@@ -29,8 +29,8 @@ def test_the_mean_is_taken_off(rows: int, side_by_side: bool, learned: bool) -> 
     within = {"rtol": 0.0, "atol": rows * keys.abs().max().item() * torch.finfo(torch.float32).eps}  # of such a sum
     torch.testing.assert_close(sums.sum(2), keys.double().sum(2).float(), **within)
     to = torch.empty_like(x)
-    less_mean(x, sums, to, 0.7 / rows, beta)
+    place(x, to, shift=Shift(sums, 0.7 / rows, beta))
     expected = x - 0.7 * keys.mean(2, keepdim=True) * (1.0 if beta is None else beta[:, None, None])
     torch.testing.assert_close(to, expected)
-    less_mean(x, sums, x, 0.7 / rows, beta)
+    place(x, x, shift=Shift(sums, 0.7 / rows, beta))
     torch.testing.assert_close(x, expected)
