@@ -80,6 +80,19 @@ def test_windows_that_are_not_whole_go_group_by_group(monkeypatch: pytest.Monkey
     assert not seen
 
 
+def test_queries_of_another_output_lie_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps cuDNN's plans by the strides of queries, keys and values alone."""
+    monkeypatch.setattr(parallel, "_strides", {})
+    q = torch.empty(2, 4, 6, 8)
+    outs = [torch.empty(2, 4, 6, 8), *(torch.empty(2, 6, heads, 8).transpose(1, 2)[:, :4] for heads in (4, 8))]
+    found = [parallel._own(q, out).stride() for out in (*outs, *outs)]
+    assert found[:3] == found[3:] and len(set(found)) == 3
+    pairs = {
+        (parallel._own(torch.empty(2, heads, 6, 8), out).stride(), out.stride()) for heads in (3, 5) for out in outs
+    }
+    assert len({own for own, _ in pairs}) == len(pairs)
+
+
 def long_groups(length: int, scales: tuple[int, ...] = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> int:
     x = torch.empty(2, len(scales), length, dim, device="meta", dtype=others.pop("dtype", torch.bfloat16))
     primal = mechanism("bn+sh", scales=scales, **others)

@@ -164,6 +164,16 @@ def test_the_log_sum_exp() -> None:
 
 
 @interpreted
+def test_queries_less_their_shift_are_kept_for_the_way_back_alone() -> None:
+    q, k, v = tensors((9, 12, 8, 8), heads=2)
+    beta = torch.tensor([1.0, 0.5])
+    out, *_, shifted = ragged_ops.tokens_op(q, k, v, beta, [3, 1], False, 0.0, None)
+    torch.testing.assert_close(shifted, q - beta[:, None, None] * k.mean(2, keepdim=True))
+    again, *_, nothing = ragged_ops.tokens_op(q, k, v, beta, [3, 1], False, 0.0, None, back=False)
+    assert torch.equal(out, again) and not nothing.numel()
+
+
+@interpreted
 def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
     q, k, v = tensors((3, 4, 8, 8), heads=1)
     bias = torch.full((1, 1, 4), -torch.inf)

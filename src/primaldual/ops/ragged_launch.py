@@ -97,13 +97,11 @@ def forward(
             call.pattern, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
             eights(q, out, *(() if shifted is None else (shifted,))), precision(q),
         )  # fmt: skip
-        grid = (work.forward.shape[0], 1, 1)
-        return (
-            ragged_work.kernels().forward,
-            grid,
-            (work.table, work.forward, *numbers),
-            options(tile.warps, tile.stages),
-        )
+        registers, wide = 0, block_of(max(D, value_dim))
+        if call.shift is not None and call.bias is None and not call.pattern and q.dtype.itemsize == 2 and wide <= 64:
+            registers = 128 if wide == 64 else 96  # as many as without a shift, and no spills
+        how = options(tile.warps, tile.stages, registers)
+        return ragged_work.kernels().forward, (work.forward.shape[0], 1, 1), (work.table, work.forward, *numbers), how
 
     launching.launch(
         (
