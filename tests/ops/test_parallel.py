@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from primaldual import mechanism
-from primaldual.ops import parallel
+from primaldual.ops import parallel, ragged_ops
 from primaldual.ops.parallel import divide
 from primaldual.ops.problem import Problem
+from support.battery import relative_error
 from support.cudnn import stand_in
 from support.interpreter import child_process, interpreted
 from support.ragged import check
@@ -50,6 +51,19 @@ def test_outputs_and_gradients_are_the_references(name: str, chosen: list, monke
     seen = stand_in(monkeypatch, chosen)
     check(PRIMALS[name], SHAPE, torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
     assert seen == chosen
+
+
+@interpreted
+def test_every_head_has_a_beta_of_its_own() -> None:
+    leaves = [torch.randn(2, 6, 48, 16, dtype=torch.float16, requires_grad=True) for _ in range(3)]
+    leaves.append(torch.tensor([4.0, -4.0, 3.0, 0.0, -2.0, 5.0], requires_grad=True))
+    out = ragged_ops._Tokens.apply(*leaves, SCALES, False, 0.0, None)
+    expected = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch, [48, 12])
+        out = parallel._Tokens.apply(*leaves, SCALES)
+        found = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
+    assert all(relative_error(mine, other) < 4e-3 for mine, other in zip(found, expected, strict=True))
 
 
 @interpreted
