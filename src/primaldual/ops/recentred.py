@@ -35,7 +35,7 @@ def run(p: Problem) -> Tensor:
     beta = p.parameters.get("beta") if map_.learnable else None
     if beta is None:
         return _Recentred.apply(p.q, p.k, p.v, None, map_.beta, p.dropout_p)
-    return _Recentred.apply(p.q, p.k, p.v, beta.float(), 1.0, p.dropout_p)
+    return _Recentred.apply(p.q, p.k, p.v, beta.float().contiguous(), 1.0, p.dropout_p)
 
 
 class _Recentred(torch.autograd.Function):
