@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from primaldual import mechanism
-from primaldual.ops.gpu import parallel
+from primaldual.ops.gpu import parallel, ragged_ops
 from primaldual.ops.gpu.parallel import divide
 from primaldual.ops.problem import Problem
+from support.battery import relative_error
 from support.cudnn import stand_in
 from support.interpreter import child_process, interpreted
 from support.ragged import check
@@ -53,6 +54,19 @@ def test_outputs_and_gradients_are_the_references(name: str, chosen: list, monke
 
 
 @interpreted
+def test_every_head_has_a_beta_of_its_own() -> None:
+    leaves = [torch.randn(2, 6, 48, 16, dtype=torch.float16, requires_grad=True) for _ in range(3)]
+    leaves.append(torch.tensor([4.0, -4.0, 3.0, 0.0, -2.0, 5.0], requires_grad=True))
+    out = ragged_ops._Tokens.apply(*leaves, SCALES, False, 0.0, None)
+    expected = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch, [48, 12])
+        out = parallel._Tokens.apply(*leaves, SCALES)
+        found = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
+    assert all(relative_error(mine, other) < 4e-3 for mine, other in zip(found, expected, strict=True))
+
+
+@interpreted
 def test_all_heads_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sh", "bn+sh"):
         seen = stand_in(monkeypatch, [24, 16])
@@ -78,6 +92,19 @@ def test_windows_that_are_not_whole_go_group_by_group(monkeypatch: pytest.Monkey
     seen = stand_in(monkeypatch, [44, 22, 11])
     check(PRIMALS["bn+sh"], (40, 44, 16, 16), torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
     assert not seen
+
+
+def test_queries_of_another_output_lie_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps cuDNN's plans by the strides of queries, keys and values alone."""
+    monkeypatch.setattr(parallel, "_strides", {})
+    q = torch.empty(2, 4, 6, 8)
+    outs = [torch.empty(2, 4, 6, 8), *(torch.empty(2, 6, heads, 8).transpose(1, 2)[:, :4] for heads in (4, 8))]
+    found = [parallel._own(q, out).stride() for out in (*outs, *outs)]
+    assert found[:3] == found[3:] and len(set(found)) == 3
+    pairs = {
+        (parallel._own(torch.empty(2, heads, 6, 8), out).stride(), out.stride()) for heads in (3, 5) for out in outs
+    }
+    assert len({own for own, _ in pairs}) == len(pairs)
 
 
 def long_groups(length: int, scales: tuple[int, ...] = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> int:

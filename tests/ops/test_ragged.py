@@ -165,6 +165,16 @@ def test_the_log_sum_exp() -> None:
 
 
 @interpreted
+def test_queries_less_their_shift_are_kept_for_the_way_back_alone() -> None:
+    q, k, v = tensors((9, 12, 8, 8), heads=2)
+    beta = torch.tensor([1.0, 0.5])
+    out, *_, shifted = ragged_ops.tokens_op(q, k, v, beta, [3, 1], False, 0.0, None)
+    torch.testing.assert_close(shifted, q - beta[:, None, None] * k.mean(2, keepdim=True))
+    again, *_, nothing = ragged_ops.tokens_op(q, k, v, beta, [3, 1], False, 0.0, None, back=False)
+    assert torch.equal(out, again) and not nothing.numel()
+
+
+@interpreted
 def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
     q, k, v = tensors((3, 4, 8, 8), heads=1)
     bias = torch.full((1, 1, 4), -torch.inf)
@@ -395,8 +405,9 @@ def test_opcheck_of_tokens(scales: list) -> None:
     q, k, v = tensors((5, 5, 8, 4), heads=1)
     beta, seed = torch.rand(1), torch.tensor([3], dtype=torch.int32)
     inputs = (q, k, v, beta)
-    out, *rest = ragged_ops.tokens_op(*inputs, scales, False, 0.5, seed)
-    torch.library.opcheck(ragged_ops._tokens_backward_op, (out, *inputs, out, *rest, scales, False, 0.5, seed))
+    out, *rest, _, shifted = ragged_ops.tokens_op(*inputs, scales, False, 0.5, seed)
+    arguments = (out, shifted, *inputs[1:], out, *rest, scales, False, 0.5, seed)
+    torch.library.opcheck(ragged_ops._tokens_backward_op, arguments)
     torch.library.opcheck(ragged_ops.tokens_op, (*(x.requires_grad_() for x in inputs), scales, False, 0.5, seed))
 
 

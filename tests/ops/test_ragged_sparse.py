@@ -156,8 +156,8 @@ def test_opcheck(pattern: Pattern) -> None:
     marks = ragged_marks.marks(problem(mechanism("sparse", pattern=pattern), q, k, v))
     beta, seed = torch.rand(1), torch.tensor([3], dtype=torch.int32)
     tail = ([1], False, 0.5, seed, marks)
-    out, *rest = ragged_ops.tokens_op(q, k, v, beta, *tail)
-    torch.library.opcheck(ragged_ops._tokens_backward_op, (out, q, k, v, beta, out, *rest, *tail))
+    out, *rest, _, shifted = ragged_ops.tokens_op(q, k, v, beta, *tail)
+    torch.library.opcheck(ragged_ops._tokens_backward_op, (out, shifted, k, v, beta, out, *rest, *tail))
     keys, values = k.flatten().clone(), v.flatten().clone()
     layout = [0, 5, 1, 0, 40, 8, 0, 20, 4]
     tail = (None, None, None, None, None, False, 0.5, seed, marks)

@@ -39,7 +39,7 @@ def _tokens(q: Any, k: Any, v: Any, beta: Any, scales: Any, *_: Any, **__: Any) 
 
 @register_flop_formula(torch.ops.primaldual.ragged_tokens_backward)
 def _tokens_backward(
-    grad: Any, q: Any, k: Any, v: Any, beta: Any, out: Any, lse: Any, keys: Any, values: Any, mean: Any, scales: Any,
+    grad: Any, q: Any, k: Any, v: Any, beta: Any, out: Any, lse: Any, keys: Any, values: Any, scales: Any,
     *_: Any, **__: Any,
 ) -> int:  # fmt: skip
     return _backward(_of_scales(q, k, scales), q[3], v[3])

@@ -70,7 +70,7 @@ def refusal(problem: Problem) -> str | None:
         return "the marks of its pattern are not on the device; run it once on a side stream before the capture"
     if _capturing(problem) and (_plain(problem) or (_padded(problem) and max(problem.scales) > 1)):
         p = problem
-        if not known(p.q, p.k, p.v, p.scales, p.is_causal, _plain(p) and _beta(p) is None):
+        if not known(p.q, p.k, p.v, p.scales, p.is_causal, _plain(p)):
             return "its tables are not on the device; run it once on a side stream before the capture"
     return without_triton()
 
@@ -151,7 +151,7 @@ def _beta(p: Problem) -> Tensor | None:
     map_ = p.primal.point_maps[0]
     assert isinstance(map_, Recenter)
     if map_.learnable and "beta" in p.parameters:
-        return p.parameters["beta"].float()
+        return p.parameters["beta"].float().contiguous()
     constant = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant
     return constant(map_.beta, p.q.shape[1], p.q.device)
 

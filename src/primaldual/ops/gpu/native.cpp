@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -32,15 +33,15 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // What a pointer among a kernel's parameters may be.
-constexpr std::array SLOTS = {"q", "k", "v", "seed", "out", "lse", "keys", "values", "sums", "shift", "grad",
-                              "dq", "dk", "dv", "delta", "add", "shifted", "scratch", "dkeys", "dvalues", "dmean"};
-enum Slot { Q, K, V, SEED, OUT, LSE, KEYS, VALUES, SUMS, SHIFT, GRAD, DQ, DK, DV, DELTA, ADD, SHIFTED, SCRATCH, DKEYS,
-            DVALUES, DMEAN };
-static_assert(SLOTS.size() == DMEAN + 1);
+constexpr std::array SLOTS = {"q", "k", "v", "beta", "seed", "out", "lse", "keys", "values", "sums", "shifted", "grad",
+                              "dq", "dk", "dv", "of_queries", "delta", "scratch"};
+enum Slot { Q, K, V, BETA, SEED, OUT, LSE, KEYS, VALUES, SUMS, SHIFTED, GRAD, DQ, DK, DV, OF_QUERIES, DELTA, SCRATCH };
+static_assert(SLOTS.size() == SCRATCH + 1);
 
-constexpr std::array KERNELS = {"pool", "forward", "place", "delta", "backward", "settle", "unpool"};
-enum Kernel { POOL, FORWARD, PLACE, DELTA_OF, BACKWARD, SETTLE, UNPOOL };
-static_assert(KERNELS.size() == UNPOOL + 1);
+constexpr std::array KERNELS = {"sum_rows", "pool", "forward", "delta", "backward", "settle", "sum_rows again",
+                                "place"};
+enum Kernel { SUM_ROWS, POOL, FORWARD, DELTA_OF, BACKWARD, SETTLE, SUM_ROWS_AGAIN, PLACE };
+static_assert(KERNELS.size() == PLACE + 1);
 
 struct Launch {
   uint64_t function;
@@ -73,10 +74,15 @@ struct Recipe {
   std::array<std::optional<Launch>, KERNELS.size()> launches;
   std::array<std::optional<Buffer>, SLOTS.size()> buffers;
   Block kept, scratch;  // of the forward pass, for the way back; of the backward pass alone
-  bool pooled;
   bool together;  // the gradients of q, k and v are thirds of one buffer
-  int64_t tokens;
-  std::optional<Tensor> counts;  // points per head, [H, 1]
+  double factor;  // from sums over keys to their mean
+
+  // What the backward kernel reads of the inputs is kept for it.
+  Tensor saved(Slot slot, const Tensor& x) const {
+    const auto& pointers = launches[BACKWARD]->pointers;
+    const bool read = std::any_of(pointers.begin(), pointers.end(), [=](const auto& p) { return p.second == slot; });
+    return read ? x : Tensor();
+  }
 };
 
 class Driver {
@@ -228,7 +234,7 @@ class Pass {
 };
 
 struct Found {
-  Tensor out, kept, mean, shift;
+  Tensor out, kept, sums;
 };
 
 Found forward(const Recipe& recipe, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
@@ -236,17 +242,11 @@ Found forward(const Recipe& recipe, const Tensor& q, const Tensor& k, const Tens
   at::AutoDispatchBelowADInplaceOrView below;
   Pass pass(recipe, q);
   Found found;
-  pass.put(Q, q), pass.put(K, k), pass.put(V, v), pass.put(SEED, seed);
+  pass.put(Q, q), pass.put(K, k), pass.put(V, v), pass.put(BETA, beta), pass.put(SEED, seed);
   found.out = pass.make(OUT);
   found.kept = pass.make(recipe.kept);
-  Tensor sums = recipe.pooled && beta.defined() ? pass.make(SUMS) : Tensor();
-  pass.launch(POOL);
-  if (beta.defined()) {
-    found.mean = recipe.pooled ? sums.sum({2}, false).div(*recipe.counts) : k.mean({2}, false, at::kFloat);
-    found.shift = found.mean.mul(beta.unsqueeze(1));
-    pass.put(SHIFT, found.shift);
-  }
-  pass.launch(FORWARD);
+  if (beta.defined()) found.sums = pass.make(SUMS);
+  for (const Kernel kernel : {SUM_ROWS, POOL, FORWARD}) pass.launch(kernel);
   return found;
 }
 
@@ -257,31 +257,21 @@ struct Gradients {
 Gradients backward(const Recipe& recipe, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
                    const Tensor& beta, const Tensor& seed, const Found& saved, bool want_beta) {
   at::AutoDispatchBelowADInplaceOrView below;
-  Pass pass(recipe, q);
+  Pass pass(recipe, saved.out);
   // hooks on what was saved may have moved it
   const std::array<Tensor, 5> held = {pass.fit(GRAD, grad.resolve_neg()), pass.fit(Q, q), pass.fit(K, k),
                                       pass.fit(V, v), pass.fit(OUT, saved.out)};
   auto [dq, dk, dv] = pass.make_gradients();
   Gradients found{dq, dk, dv, {}};
-  pass.put(SEED, seed);
+  pass.put(BETA, beta), pass.put(SEED, seed);
   pass.place(recipe.kept, saved.kept);
   auto scratch = recipe.scratch.bytes > 0 ? pass.make(recipe.scratch) : Tensor();
-  Tensor add = beta.defined() ? saved.shift.neg() : Tensor();
-  pass.put(ADD, add);
-  pass.launch(PLACE);
-  pass.launch(DELTA_OF);
-  pass.launch(BACKWARD);
-  pass.launch(SETTLE);
-  if (!beta.defined()) return found;
-  auto dshift = found.q.sum({2}, false, at::kFloat).neg_();
-  if (recipe.pooled) {
-    auto dmean = dshift.mul(beta.unsqueeze(1));
-    pass.put(DMEAN, dmean);
-    pass.launch(UNPOOL);
-  } else {
-    found.k.add_(dshift.mul(beta.div(recipe.tokens).unsqueeze(1)).unsqueeze(2).to(found.k.scalar_type()));
+  auto of_queries = beta.defined() ? pass.make(OF_QUERIES) : Tensor();
+  for (const Kernel kernel : {DELTA_OF, BACKWARD, SETTLE, SUM_ROWS_AGAIN, PLACE}) pass.launch(kernel);
+  if (want_beta) {
+    auto products = of_queries.sum(2).mul(saved.sums.sum(2));
+    found.beta = products.sum(at::IntArrayRef({0, 2})).mul(-recipe.factor);
   }
-  if (want_beta) found.beta = dshift.mul(saved.mean).sum(at::IntArrayRef({0, 2}), false);
   return found;
 }
 
@@ -301,11 +291,10 @@ struct Tokens : torch::autograd::Function<Tokens> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const std::optional<Tensor>& beta, const std::optional<Tensor>& seed, const Recipe* recipe) {
     auto found = ::forward(*recipe, q, k, v, beta.value_or(Tensor()), seed.value_or(Tensor()));
-    const bool points = recipe->pooled && beta.has_value();  // then the means are kept, and the tokens need not be
     ctx->set_materialize_grads(false);
     ctx->saved_data["recipe"] = reinterpret_cast<int64_t>(recipe);
-    ctx->save_for_backward({q, points ? Tensor() : k, points ? Tensor() : v, beta.value_or(Tensor()),
-                            seed.value_or(Tensor()), found.out, found.kept, found.mean, found.shift});
+    ctx->save_for_backward({recipe->saved(Q, q), recipe->saved(K, k), recipe->saved(V, v), beta.value_or(Tensor()),
+                            seed.value_or(Tensor()), found.out, found.kept, found.sums});
     return found.out;
   }
 
@@ -316,7 +305,7 @@ struct Tokens : torch::autograd::Function<Tokens> {
     const auto* recipe = reinterpret_cast<const Recipe*>(ctx->saved_data["recipe"].toInt());
     const bool learned = saved[3].defined() && ctx->needs_input_grad(3);
     auto found = ::backward(*recipe, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
-                            {saved[5], saved[6], saved[7], saved[8]}, learned);
+                            {saved[5], saved[6], saved[7]}, learned);
     const std::array<Tensor, 4> all = {found.q, found.k, found.v, found.beta};
     for (size_t i = 0; i < all.size(); ++i) {
       if (i == 3 ? learned : ctx->needs_input_grad(i)) {
@@ -414,7 +403,7 @@ void learn(const Tensor& q, const Tensor& k, const Tensor& v, const std::optiona
            const std::vector<int64_t>& scales, bool causal, double dropout,
            const std::unordered_map<std::string, LaunchParts>& launches,
            const std::unordered_map<std::string, BufferParts>& buffers, const BlockParts& kept,
-           const BlockParts& scratch, bool together, bool pooled, const std::optional<Tensor>& counts) {
+           const BlockParts& scratch, bool together, double factor) {
   auto& place = recipes[key_of(q, k, v, beta, scales, causal, dropout)];
   if (launches.empty() || place != nullptr) return;
   auto recipe = std::make_unique<Recipe>();
@@ -432,9 +421,7 @@ void learn(const Tensor& q, const Tensor& k, const Tensor& v, const std::optiona
   recipe->kept = block_of(kept);
   recipe->scratch = block_of(scratch);
   recipe->together = together;
-  recipe->pooled = pooled;
-  recipe->tokens = k.size(2);
-  recipe->counts = counts;
+  recipe->factor = factor;
   place = std::move(recipe);
 }
 

@@ -19,7 +19,7 @@ from ...dual.rewrites import pooling_of
 from ...primal import Recenter
 from ..problem import Problem
 from .launching import in_rows, without_triton
-from .passes import place, pool, unpool
+from .passes import Shift, place, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
 from .ragged_ops import traced
 from .ragged_work import Layout
@@ -95,7 +95,8 @@ def run(p: Problem) -> Tensor:
         map_ = p.primal.point_maps[0]
         assert isinstance(map_, Recenter)
         beta = p.parameters.get("beta") if map_.learnable else None
-        beta = p.q.new_full((p.q.shape[1],), map_.beta, dtype=torch.float32) if beta is None else beta.float()
+        beta = p.q.new_full((p.q.shape[1],), map_.beta) if beta is None else beta
+        beta = beta.float().contiguous()
     return _Tokens.apply(p.q, p.k, p.v, beta, p.scales)
 
 
@@ -175,7 +176,7 @@ def _heads_of(flat: Tensor, part: Part, batch: int, dim: int, values: bool) -> T
     return flat.as_strided(size, strides, flat.storage_offset() + offsets[0])
 
 
-def _own(q: Tensor, k: Tensor, out: Tensor) -> Tensor:
+def _own(q: Tensor, out: Tensor) -> Tensor:
     """Room for queries, with strides that no other call has.
 
     torch keeps cuDNN's plan of a backward pass by the strides of q, k and v, although the plan holds those of the
@@ -183,29 +184,27 @@ def _own(q: Tensor, k: Tensor, out: Tensor) -> Tensor:
     would be run by the wrong plan: so rows get some room at the end, as much as tells `out` from the others.
     """
     B, H, L, D = q.shape
-    seen = _layouts.setdefault((q.shape, k.shape), [])
-    if out.stride() not in seen:
-        seen.append(out.stride())
-    room = 16 * (1 + seen.index(out.stride()))
-    return q.new_empty(B, L, H * D + room)[..., : H * D].unflatten(2, (H, D)).transpose(1, 2)
+    width = H * D + 16
+    while _strides.setdefault((B, L, D, width), out.stride()) != out.stride():
+        width += 16
+    return q.new_empty(B, L, width)[..., : H * D].unflatten(2, (H, D)).transpose(1, 2)
 
 
-_layouts: dict[tuple[torch.Size, torch.Size], list[tuple[int, ...]]] = {}
-"""The strides of outputs that went with queries and keys of these shapes."""
+_strides: dict[tuple[int, ...], tuple[int, ...]] = {}
+"""Those of the output that goes with queries of this batch, length, dimension and width of a row."""
 
 
 def by_cudnn(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, shift: Tensor | None
+    grad: Tensor, own: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the queries, keys and values of one group, from our outputs and log-sum-exps [B, H, L].
 
-    Queries are rounded after the shift as they were forward, or else large scores do not find their log-sum-exp.
+    The queries, in a place of their `_own`, are rounded after a shift as they were forward, or else large scores do not
+    find their log-sum-exp.
     """
-    own = _own(q, k, out)
-    place(q, own, add=None if shift is None else -shift)
-    seed = torch.empty(1, dtype=torch.int64, device=q.device)  # of no dropout
+    seed = torch.empty(1, dtype=torch.int64, device=own.device)  # of no dropout
     return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        grad, own, k, v, out, lse.contiguous().unsqueeze(3), seed, seed, None, None, None, q.shape[2], k.shape[2],
+        grad, own, k, v, out, lse.contiguous().unsqueeze(3), seed, seed, None, None, None, own.shape[2], k.shape[2],
         0.0, False,
     )  # fmt: skip
 
@@ -220,40 +219,43 @@ def _forked(parts: tuple[Part, ...], q: Tensor) -> Fork:
 
 
 class _Tokens(torch.autograd.Function):
-    """Keys and values are given token by token, and pooled here."""
+    """Keys and values are given token by token, and pooled here; the mean of windows that are whole is the tokens'."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...]) -> Tensor:
         q, k, v = in_rows(q), in_rows(k), in_rows(v)
         B, _, S, D = k.shape
-        apart = scales.count(1) if beta is None else 0  # a mean waits for the pooling anyway
+        apart = scales.count(1)
         layout = _layout(scales, B, S, D, v.shape[-1], apart > 0)
-        keys, values, mean = pool(k, v, layout, beta is not None, apart)
-        shift = None if mean is None or beta is None else mean * beta[:, None]
+        sums = None if beta is None else sum_rows(k)
+        shift = None if sums is None else Shift(sums, 1 / S, beta)
+        out = output(q, v.shape[-1])
+        shifted = None if beta is None else _own(q, out)
+        keys, values, _ = pool(k, v, layout, False, apart)
         call = Call(layout, shift, tokens=(k, v) if apart else (None, None))
-        out, lse = forward(q, keys, values, v.shape[-1], call)
-        ctx.save_for_backward(q, k, v, out, lse, beta, keys, values, mean, shift)
+        _, lse = forward(q, keys, values, v.shape[-1], call, shifted, out)
+        ctx.save_for_backward(q if shifted is None else shifted, k, v, out, lse, beta, keys, values, sums)
         ctx.parts = divide(layout, q.shape[2], D)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, beta, keys, values, mean, shift = ctx.saved_tensors
+        q, k, v, out, lse, beta, keys, values, sums = ctx.saved_tensors
         grad = like_output(grad, out)
-        dq, dk, dv = (output(x, x.shape[-1]) for x in (q, k, v))
-        dshift = None if beta is None else torch.empty_like(mean)
+        dq, dk, dv = output(out, q.shape[-1]), output(k, k.shape[-1]), output(v, v.shape[-1])
+        found = []
         fork = _forked(ctx.parts, q)
         for number, part in enumerate(ctx.parts):
             with fork.part(number):
                 mine = _Share(*(x[:, part.heads] for x in (grad, q, k, v, out, lse, dq, dk, dv)))
                 way = _tokens_by_cudnn if part.cudnn else _tokens_by_ours
-                shift_, beta_ = (None, None) if beta is None else (shift[:, part.heads], beta[part.heads, None])
-                found = way(part, mine, keys, values, shift_, beta_)
-                if dshift is not None and found is not None:
-                    dshift[:, part.heads] = found
+                found.append(way(part, mine, keys, values, None if beta is None else beta[part.heads]))
         fork.join()
-        return dq, dk, dv, None if dshift is None else (dshift * mean).sum((0, 2)), None
+        if not ctx.needs_input_grad[3]:
+            return dq, dk, dv, None, None
+        of_queries = torch.cat([x.sum(2) for x in found if x is not None], 1)
+        return dq, dk, dv, (of_queries * sums.sum(2)).sum((0, 2)) / -k.shape[2], None
 
 
 class _Share(NamedTuple):
@@ -271,39 +273,45 @@ class _Share(NamedTuple):
 
 
 def _tokens_by_cudnn(
-    part: Part, mine: _Share, keys: Tensor, values: Tensor, shift: Tensor | None, beta: Tensor | None
-) -> Tensor | None:
-    """Gradients of a part's queries and tokens, into dq, dk and dv; and that of its shift, which is β times a mean."""
+    part: Part, mine: _Share, keys: Tensor, values: Tensor, beta: Tensor | None
+) -> Tensor | None:  # fmt: skip
+    """Gradients of a part's queries and tokens, into dq, dk and dv; and sums over the first, where there is β."""
     grad, q, k, v, out, lse, dq, dk, dv = mine
+    tokens, sums, shift = k.shape[2], None, None
     if part.window > 1:
         B, D, DV = q.shape[0], k.shape[-1], v.shape[-1]
         k, v = _heads_of(keys, part, B, D, False), _heads_of(values, part, B, DV, True)
-    dqueries, dkeys, dvalues = by_cudnn(grad, q, k, v, out, lse, shift)
+    if beta is None:
+        q = _placed(q, out)
+    dqueries, dkeys, dvalues = by_cudnn(grad, q, k, v, out, lse)
     place(dqueries, dq)
-    dshift = dmean = None
     if beta is not None:
-        dshift = -dqueries.sum(2, dtype=torch.float32)
-        dmean = dshift * (beta / part.points)
-    place(dkeys, dk, add=dmean, window=part.window)
+        sums = sum_rows(dqueries)
+        shift = Shift(sums, 1 / tokens, beta)
+    place(dkeys, dk, window=part.window, shift=shift)
     place(dvalues, dv, window=part.window)
-    return dshift
+    return sums
+
+
+def _placed(q: Tensor, out: Tensor, shift: Tensor | None = None) -> Tensor:
+    """Queries in a place of their own, less a shift [B, H, D]."""
+    own = _own(q, out)
+    place(q, own, shift=Shift.of(shift))
+    return own
 
 
 def _tokens_by_ours(
-    part: Part, mine: _Share, keys: Tensor, values: Tensor, shift: Tensor | None, beta: Tensor | None
-) -> Tensor | None:
+    part: Part, mine: _Share, keys: Tensor, values: Tensor, beta: Tensor | None
+) -> Tensor | None:  # fmt: skip
     """The same, of heads over different numbers of points."""
     grad, q, k, v, out, lse, dq, dk, dv = mine
-    given = grad, q, keys, values, out, lse.contiguous()
+    call = Call(part.layout, tokens=(k, v) if part.window == 1 else (None, None))
+    backward(grad, q, keys, values, out, lse.contiguous(), call, dk, dv, k.shape[2], dq=dq)
     if beta is None:
-        call = Call(part.layout, tokens=(k, v) if part.window == 1 else (None, None))
-        backward(*given, call, dk, dv, k.shape[2], dq=dq)
         return None
-    dkeys, dvalues = torch.empty_like(keys), torch.empty_like(values)
-    dshift = backward(*given, Call(part.layout, shift), dkeys, dvalues, 0, dq=dq).shift
-    assert dshift is not None
-    unpool(dkeys, dvalues, dshift * beta, dk, dv, part.layout)
-    return dshift
+    sums = sum_rows(dq)
+    place(dk, dk, shift=Shift(sums, 1 / k.shape[2], beta))
+    return sums
 
 
 class _Points(torch.autograd.Function):
@@ -314,7 +322,8 @@ class _Points(torch.autograd.Function):
         ctx: Any, q: Tensor, points: Tensor, shift: Tensor | None, layout: tuple[int, ...], parts: tuple[Part, ...],
         dropout_p: float, seed: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        out, lse = forward(q, points, points, q.shape[-1], Call(layout, shift, dropout_p=dropout_p, seed=seed))
+        call = Call(layout, Shift.of(shift), dropout_p=dropout_p, seed=seed)
+        out, lse = forward(q, points, points, q.shape[-1], call)
         ctx.save_for_backward(q, out, lse, shift, points, seed)
         ctx.settings = parts, dropout_p
         return out
@@ -334,15 +343,16 @@ class _Points(torch.autograd.Function):
             with fork.part(number):
                 if part.cudnn:
                     keys, values = (_heads_of(points, part, B, D, side) for side in (False, True))
-                    found = by_cudnn(grad[:, heads], q[:, heads], keys, values, out[:, heads], lse[:, heads], mine)
+                    own = _placed(q[:, heads], out, mine)
+                    found = by_cudnn(grad[:, heads], own, keys, values, out[:, heads], lse[:, heads])
                     to = dq[:, heads], *(_heads_of(dpoints, part, B, D, side) for side in (False, True))
                     for x, there in zip(found, to, strict=True):
                         place(x, there)
                 else:
-                    call = Call(part.layout, mine, dropout_p=dropout_p, seed=seed)
+                    call = Call(part.layout, Shift.of(mine), dropout_p=dropout_p, seed=seed)
                     backward(
                         grad[:, heads], q[:, heads], points, points, out[:, heads], lse[:, heads].contiguous(), call,
-                        dpoints, dpoints, 0, want_shift=False, dq=dq[:, heads],
+                        dpoints, dpoints, 0, dq=dq[:, heads],
                     )  # fmt: skip
         fork.join()
         return dq, dpoints, *[None] * 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,26 @@ from torch import Tensor
 from . import launching, ragged_work
 from .launching import block_of, in_rows, kind, options, power_of_2, three
 
-_SPAN = 512
-"""Rows that one program of `sum_rows` adds up."""
+BLOCKS, _SPAN = 16, 128
+"""The most blocks of rows that `sum_rows` adds up, and the rows that a block has at least."""
+
+
+class Shift(NamedTuple):
+    """What is taken off all rows of a head alike: factor · β · the sum over the blocks of `sums`."""
+
+    sums: Tensor  # [B, H, blocks, D], float32 and contiguous
+    factor: float = 1.0
+    beta: Tensor | None = None  # [H], float32 and contiguous; None for 1
+    table: Tensor | None = None  # of heads with windows: a row has its share in the mean over the windows' means
+
+    @property
+    def blocks(self) -> int:
+        return self.sums.shape[2]
+
+    @staticmethod
+    def of(shift: Tensor | None) -> Shift | None:
+        """One that is known, [B, H, D]."""
+        return None if shift is None else Shift(shift.contiguous().unsqueeze(2))
 
 
 @functools.lru_cache(maxsize=256)
@@ -53,50 +71,52 @@ def _points_per_head(layout: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor([float(counts[h]) for h in range(len(counts))], device=device)[:, None]
 
 
-def place(x: Tensor, to: Tensor, *, add: Tensor | None = None, window: int = 1) -> None:
-    """to[b, h, i] = (x[b, h, ⌊i/window⌋] + add[b, h]) / window, for [B, H, N, D]; add is float32 and contiguous."""
+def place(x: Tensor, to: Tensor, *, window: int = 1, shift: Shift | None = None) -> None:
+    """to[b, h, i] = x[b, h, ⌊i/window⌋] / window, less a shift, for [B, H, N, D]; it may be x itself."""
     B, H, N, D = to.shape
     x = in_rows(x)
+    sums, factor, beta, table = (None, 0.0, None, None) if shift is None else shift
+    blocks = 1 if shift is None else shift.blocks
     launching.launch(
-        ("place", window, add is None, to.device, *kind(x, to)),
-        (x, to, add),
+        ("place", window, blocks, factor, sums is None, beta is None, _identity(table), to.device, *kind(x, to)),
+        (x, sums, beta, to),
         lambda: (
             ragged_work.kernels().place, (-(-N // 128), H, B),
-            (*three(x), *three(to), H, N, window, 1 / window, D, block_of(D), 128, add is not None),
+            (table, *three(x), *three(to), H, N, window, blocks, factor, D, block_of(D), 128, power_of_2(blocks)),
             options(4, 1),
         ),
     )  # fmt: skip
 
 
-def sum_rows(x: Tensor) -> Tensor:
-    """Σ x[b, h, i] over blocks of rows, [B, H, blocks, D], float32."""
+def blocks_of(rows: int) -> tuple[int, int]:
+    """Rows of a block that `sum_rows` adds up, and how many blocks there are."""
+    span = _SPAN * -(-rows // (_SPAN * BLOCKS))
+    return span, -(-rows // span)
+
+
+def sum_rows(x: Tensor, table: Tensor | None = None) -> Tensor:
+    """Σ x[b, h, i] over blocks of rows, [B, H, blocks, D], float32.
+
+    With the table of heads with windows each row is multiplied by its share in the mean over the windows' means.
+    """
     B, H, N, D = x.shape
     x = in_rows(x)
-    blocks = -(-N // _SPAN)
+    span, blocks = blocks_of(N)
     sums = torch.empty(B, H, blocks, D, device=x.device, dtype=torch.float32)
     launching.launch(
-        ("sum_rows", x.device, *kind(x)),
+        ("sum_rows", _identity(table), x.device, *kind(x)),
         (x, sums),
         lambda: (
-            ragged_work.kernels().sum_rows, (blocks, H, B), (*three(x), H, N, _SPAN, D, block_of(D), 64), options(4, 1)
+            ragged_work.kernels().sum_rows, (blocks, H, B),
+            (table, *three(x), H, N, span, D, block_of(D), min(128, 8192 // block_of(D))), options(4, 1),
         ),
     )  # fmt: skip
     return sums
 
 
-def less_mean(x: Tensor, sums: Tensor, to: Tensor, factor: float, beta: Tensor | None) -> None:
-    """to = x − factor · β · (the sum over the blocks of `sums`), for [B, H, N, D]; β is [H], or None for 1."""
-    B, H, N, D = to.shape
-    x, blocks = in_rows(x), sums.shape[2]
-    launching.launch(
-        ("less_mean", blocks, factor, beta is None, to.device, *kind(x, to)),
-        (x, sums, beta, to),
-        lambda: (
-            ragged_work.kernels().less_mean, (-(-N // 128), H, B),
-            (*three(x), *three(to), H, N, blocks, factor, D, block_of(D), 128, min(16, power_of_2(blocks))),
-            options(4, 1),
-        ),
-    )  # fmt: skip
+def _identity(table: Tensor | None) -> int:
+    """Tables are kept for good."""
+    return 0 if table is None else table.data_ptr()
 
 
 def unpool(dkeys: Tensor, dvalues: Tensor, dmean: Tensor, dk: Tensor, dv: Tensor, layout: tuple[int, ...]) -> None:

@@ -7,7 +7,8 @@ the short heads fill the gaps that the long ones leave.
 
     s_ij = (q_i − shift)·k_j · scale + bias_j,   p_ij = exp(s_ij − lse_i),   out_i = Σ_j p_ij v_j
 
-`shift` re-centres a head's queries; the backward pass is given the queries as they were rounded after it. A causal head
+`shift` re-centres a head's queries, and comes as sums over blocks of rows (`taken_off`); the backward pass is given the
+queries as they were rounded after it. A causal head
 whose windows hold `window` tokens sees the complete windows before its own, and one point of its own. Of a sparse head
 all scores are computed, and those that its pattern keeps take part (`ragged_marks` says what the marks are).
 """
@@ -35,8 +36,10 @@ from .ragged_parts import (
     places_of,
     points_of,
     reach,
+    row_share,
     store,
     strides,
+    taken_off,
     tokens_of,
 )
 
@@ -83,16 +86,16 @@ def _forward_blocks(
 
 @triton.jit
 def forward(
-    q_ptr, k_ptr, v_ptr, shift_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, out_ptr, lse_ptr, seed_ptr,
-    tokens_k_ptr, tokens_v_ptr, marks_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, out_batch, out_head,
-    out_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row, bias_width, marks_width, H, L, scale, threshold,
-    keep,
+    q_ptr, k_ptr, v_ptr, sums_ptr, beta_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, out_ptr, lse_ptr, seed_ptr,
+    tokens_k_ptr, tokens_v_ptr, marks_ptr, shifted_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, out_batch,
+    out_head, out_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row, shifted_batch, shifted_head, shifted_row,
+    bias_width, marks_width, H, L, blocks, factor, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
-    DROPOUT: tl.constexpr, PATTERN: tl.constexpr, HAS_TOKENS: tl.constexpr, ALIGNED: tl.constexpr,
-    EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BP: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_OWN: tl.constexpr, DROPOUT: tl.constexpr, PATTERN: tl.constexpr, HAS_TOKENS: tl.constexpr,
+    ALIGNED: tl.constexpr, EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out and log-sum-exp (−inf where a query sees nothing) of one block of queries.
+    """out and log-sum-exp (−inf where a query sees nothing) of one block of queries; and these, less their shift.
 
     With HAS_TOKENS, `pool` has come right before, and heads with windows of one token need nothing of it.
     """
@@ -117,8 +120,12 @@ def forward(
     q_base = q_ptr + batch * q_batch + head * q_head
     q = load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, True)
     if HAS_SHIFT:
-        shift = tl.load(shift_ptr + (batch * H + head) * D + d, mask=d < D, other=0.0)
+        shift = taken_off(sums_ptr, beta_ptr, batch * H + head, head, blocks, factor, D, BLOCK_D, BP)
         q = (q.to(tl.float32) - shift[None, :]).to(q.dtype)
+        if shifted_ptr is not None:
+            shifted_batch, shifted_head, shifted_row = strides(shifted_batch, shifted_head, shifted_row, EIGHTS)
+            shifted_ptr += batch * shifted_batch + head * shifted_head
+            store(shifted_ptr + rows[:, None] * shifted_row + d[None, :], q, rows, L, d, D)
     seed = 0
     row_bits = rows
     if DROPOUT:
@@ -240,35 +247,48 @@ def unpool(
 
 @triton.jit
 def place(
-    from_ptr, to_ptr, add_ptr, from_batch, from_head, from_row, to_batch, to_head, to_row, H, rows, window, factor,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr, HAS_ADD: tl.constexpr, PDL: tl.constexpr,
+    from_ptr, sums_ptr, beta_ptr, to_ptr, table_ptr, from_batch, from_head, from_row, to_batch, to_head, to_row, H,
+    rows, window, blocks, factor,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """to[b, h, i] = factor · (from[b, h, ⌊i/window⌋] + add[b, h])."""
-    begin(PDL)
+    """to[b, h, i] = from[b, h, ⌊i/window⌋] / window − what `sums` take off, times the row's share in a head's mean
+    where there is a table."""
     batch = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
+    size = 1
+    if table_ptr is not None:
+        size = tl.load(table_ptr + head * 9 + 2).to(tl.int32)
+        head = tl.load(table_ptr + head * 9).to(tl.int32)
+    begin(PDL)
     at = tl.program_id(0) * BN + tl.arange(0, BN)
     d = tl.arange(0, BLOCK_D)
     here = (at[:, None] < rows) & (d[None, :] < D)
-    x = tl.load(
-        from_ptr + batch * from_batch + head * from_head + (at // window)[:, None] * from_row + d[None, :],
-        mask=here, other=0.0,
-    ).to(tl.float32)  # fmt: skip
-    if HAS_ADD:
-        x += tl.load(add_ptr + (batch * H + head) * D + d, mask=d < D, other=0.0)[None, :]
+    from_ptr += batch * from_batch + head * from_head
+    x = tl.load(from_ptr + (at // window)[:, None] * from_row + d[None, :], mask=here, other=0.0).to(tl.float32)
+    x *= 1.0 / window
+    if sums_ptr is not None:
+        off = taken_off(sums_ptr, beta_ptr, batch * H + head, head, blocks, factor, D, BLOCK_D, BP)[None, :]
+        if table_ptr is not None:
+            off *= row_share(at, rows, size)[:, None]
+        x -= off
     to_at = to_ptr + batch * to_batch + head * to_head + at[:, None] * to_row + d[None, :]
-    tl.store(to_at, (x * factor).to(to_ptr.dtype.element_ty), mask=here)
+    tl.store(to_at, x.to(to_ptr.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def sum_rows(
-    x_ptr, sums_ptr, x_batch, x_head, x_row, H, rows, span,
+    x_ptr, sums_ptr, table_ptr, x_batch, x_head, x_row, H, rows, span,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """sums[b, h, block] = Σ x[b, h, i] over the block's `span` rows."""
-    begin(PDL)
+    """sums[b, h, block] = Σ x[b, h, i] over the block's `span` rows; where there is a table, times the row's share in
+    the head's mean."""
     batch = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
+    size = 1
+    if table_ptr is not None:
+        size = tl.load(table_ptr + head * 9 + 2).to(tl.int32)
+        head = tl.load(table_ptr + head * 9).to(tl.int32)
+    begin(PDL)
     d = tl.arange(0, BLOCK_D)
     first = tl.program_id(0) * span
     x_ptr += batch * x_batch + head * x_head
@@ -276,32 +296,9 @@ def sum_rows(
     for start in range(first, tl.minimum(first + span, rows), BN):
         at = start + tl.arange(0, BN)
         here = (at[:, None] < rows) & (d[None, :] < D)
-        total += tl.load(x_ptr + at[:, None] * x_row + d[None, :], mask=here, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + at[:, None] * x_row + d[None, :], mask=here, other=0.0).to(tl.float32)
+        if table_ptr is not None:
+            x *= row_share(at, rows, size)[:, None]
+        total += x
     sums_ptr += ((batch * H + head) * tl.num_programs(0) + tl.program_id(0)) * D
     tl.store(sums_ptr + d, tl.sum(total, 0), mask=d < D)
-
-
-@triton.jit
-def less_mean(
-    x_ptr, sums_ptr, beta_ptr, to_ptr, x_batch, x_head, x_row, to_batch, to_head, to_row, H, rows, blocks, factor,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """to[b, h, i] = x[b, h, i] − factor · β[h] · Σ sums[b, h, block]; without β, as if it were 1."""
-    begin(PDL)
-    batch = tl.program_id(2).to(tl.int64)
-    head = tl.program_id(1)
-    d = tl.arange(0, BLOCK_D)
-    sums_ptr += (batch * H + head) * blocks * D
-    total = tl.zeros((BP, BLOCK_D), tl.float32)
-    for start in range(0, blocks, BP):
-        block = start + tl.arange(0, BP)
-        here = (block[:, None] < blocks) & (d[None, :] < D)
-        total += tl.load(sums_ptr + block[:, None] * D + d[None, :], mask=here, other=0.0)
-    shift = tl.sum(total, 0) * factor
-    if beta_ptr is not None:
-        shift *= tl.load(beta_ptr + head)
-    at = tl.program_id(0) * BN + tl.arange(0, BN)
-    here = (at[:, None] < rows) & (d[None, :] < D)
-    x = tl.load(x_ptr + batch * x_batch + head * x_head + at[:, None] * x_row + d[None, :], mask=here, other=0.0)
-    to_at = to_ptr + batch * to_batch + head * to_head + at[:, None] * to_row + d[None, :]
-    tl.store(to_at, (x.to(tl.float32) - shift[None, :]).to(to_ptr.dtype.element_ty), mask=here)

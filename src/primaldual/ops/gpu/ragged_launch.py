@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from . import launching, ragged_work
-from .launching import block_of, eights, in_rows, kind, options, precision, three
-from .passes import place
+from .launching import block_of, eights, in_rows, kind, options, power_of_2, precision, three
+from .passes import Shift, place
 
 _LOG2E = 1.4426950408889634
 
@@ -19,7 +19,7 @@ class Call(NamedTuple):
     """What the kernels of one call share."""
 
     layout: tuple[int, ...]
-    shift: Tensor | None = None
+    shift: Shift | None = None  # of the queries
     bias: Tensor | None = None
     own_k: Tensor | None = None
     own_v: Tensor | None = None
@@ -71,37 +71,45 @@ def output(q: Tensor, value_dim: int) -> Tensor:
     return q.new_empty(B, H, L, value_dim)
 
 
-def forward(q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call) -> tuple[Tensor, Tensor]:
+def forward(
+    q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call, shifted: Tensor | None = None,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Outputs, made where they are not given, and log-sum-exps.
+
+    The queries less their shift, as they were rounded, go to `shifted` [B, H, L, D].
+    """
     B, H, L, D = q.shape
-    out = output(q, value_dim)
+    out = output(q, value_dim) if out is None else out
     lse = torch.empty(B, H, L, device=q.device, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse
+    sums, factor, beta, _ = (None, 0.0, None, None) if call.shift is None else call.shift
+    blocks = 1 if call.shift is None else call.shift.blocks
 
     def prepare() -> Any:
         work = ragged_work.work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
         tile = work.tile
         numbers = (
-            *three(q), *three(out), *call.token_strides, *call.widths, H, L, _LOG2E / math.sqrt(D), call.threshold,
-            1.0 - call.dropout_p, D, value_dim, block_of(D), block_of(value_dim), tile.rows,
-            tile.columns, *call.has, call.pattern, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
-            eights(q, out), precision(q),
+            *three(q), *three(out), *call.token_strides, *((0, 0, 0) if shifted is None else three(shifted)),
+            *call.widths, H, L, blocks, factor, _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D,
+            value_dim, block_of(D), block_of(value_dim), tile.rows, tile.columns, power_of_2(blocks), *call.has,
+            call.pattern, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
+            eights(q, out, *(() if shifted is None else (shifted,))), precision(q),
         )  # fmt: skip
-        grid = (work.forward.shape[0], 1, 1)
-        return (
-            ragged_work.kernels().forward,
-            grid,
-            (work.table, work.forward, *numbers),
-            options(tile.warps, tile.stages),
-        )
+        registers, wide = 0, block_of(max(D, value_dim))
+        if call.shift is not None and call.bias is None and not call.pattern and q.dtype.itemsize == 2 and wide <= 64:
+            registers = 128 if wide == 64 else 96  # as many as without a shift, and no spills
+        how = options(tile.warps, tile.stages, registers)
+        return ragged_work.kernels().forward, (work.forward.shape[0], 1, 1), (work.table, work.forward, *numbers), how
 
     launching.launch(
         (
-            "forward", call.layout, call.dropout_p, call.causal, value_dim, precision(q), q.device,
-            *kind(q, keys, values, call.shift, call.bias, call.own_k, *call.tokens, call.marks),
+            "forward", call.layout, call.dropout_p, call.causal, value_dim, blocks, factor, precision(q), q.device,
+            *kind(q, keys, values, sums, beta, call.bias, call.own_k, *call.tokens, call.marks, shifted),
         ),
-        (q, keys, values, call.shift, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed,
-         *call.tokens, call.marks),
+        (q, keys, values, sums, beta, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed,
+         *call.tokens, call.marks, shifted),
         prepare,
     )  # fmt: skip
     return out, lse
@@ -111,18 +119,17 @@ class _Gradients(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    shift: Tensor | None
     own_k: Tensor | None
     own_v: Tensor | None
 
 
 def backward(
     grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, call: Call,
-    dk: Tensor, dv: Tensor, tokens: int, want_shift: bool = True, dq: Tensor | None = None,
+    dk: Tensor, dv: Tensor, tokens: int, dq: Tensor | None = None,
 ) -> _Gradients:  # fmt: skip
     """Gradients. dk and dv are flat, like keys and values; or, where `tokens` is given, [B, H, tokens, D].
 
-    dq is made where it is not given.
+    The queries are less their shift already where the call has none. dq is made where it is not given.
     """
     B, H, L, D = q.shape
     value_dim = out.shape[-1]
@@ -133,13 +140,13 @@ def backward(
         own_k = torch.empty(B, H, L, D, dtype=q.dtype, device=q.device)
         own_v = torch.empty(B, H, L, value_dim, dtype=q.dtype, device=q.device)
     if q.numel() == 0:
-        return _Gradients(dq, dk.zero_(), dv.zero_(), None, own_k, own_v)
+        return _Gradients(dq, dk.zero_(), dv.zero_(), own_k, own_v)
     work = ragged_work.work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
     tile, tasks, parts = work.exact if torch.are_deterministic_algorithms_enabled() else work.back
     block_d, block_dv = block_of(D), block_of(value_dim)
     if call.shift is not None:  # rounded as in the forward pass, or else large scores do not find their log-sum-exp
         shifted = output(q, D)
-        place(q, shifted, add=-call.shift)
+        place(q, shifted, shift=call.shift)
         q = shifted
     sweep, adding, width = parts == 8, parts == 16, -(-L // 128) * 128
     if sweep or adding:
@@ -193,5 +200,4 @@ def backward(
                  eights(dq)), options(4, 1),
             ),
         )  # fmt: skip
-    dshift = -dq.sum(2, dtype=torch.float32) if call.shift is not None and want_shift else None
-    return _Gradients(dq, dk, dv, dshift, own_k, own_v)
+    return _Gradients(dq, dk, dv, own_k, own_v)

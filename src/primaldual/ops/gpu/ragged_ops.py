@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import native, ragged_recipe
+from . import native, ragged_recipe, ragged_work
 from .launching import in_rows
-from .passes import pool, unpool
+from .passes import Shift, blocks_of, place, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
 from .ragged_work import Layout, worked
 
@@ -53,7 +53,8 @@ def points_op(
     bias: Tensor | None, own_k: Tensor | None, own_v: Tensor | None, own_bias: Tensor | None, is_causal: bool,
     dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    call = Call(tuple(layout), shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
+    off = Shift.of(shift)
+    call = Call(tuple(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     return forward(in_rows(q), keys, values, value_dim, call)
 
 
@@ -68,11 +69,13 @@ def _points_backward_op(
     shift: Tensor | None, bias: Tensor | None, own_k: Tensor | None, own_v: Tensor | None, own_bias: Tensor | None,
     is_causal: bool, dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    call = Call(tuple(layout), shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
+    off = Shift.of(shift)
+    call = Call(tuple(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     dk, dv = torch.empty_like(keys), torch.empty_like(values)
     found = backward(grad, in_rows(q), keys, values, out, lse, call, dk, dv, 0)
-    shift_, own_k_, own_v_ = (q.new_empty(0) if x is None else x for x in (found.shift, found.own_k, found.own_v))
-    return found.q, found.k, found.v, shift_, own_k_, own_v_
+    dshift = None if shift is None else -found.q.sum(2, dtype=torch.float32)
+    dshift, down_k, down_v = (q.new_empty(0) if x is None else x for x in (dshift, found.own_k, found.own_v))
+    return found.q, found.k, found.v, dshift, down_k, down_v
 
 
 @_points_backward_op.register_fake
@@ -136,181 +139,186 @@ def _in_place(k: Tensor, v: Tensor) -> tuple[int, ...]:
     )
 
 
-def _apart(scales: Sequence[int], beta: Tensor | None) -> int:
-    """How many heads read the tokens themselves beside others that are pooled.
-
-    Not with a mean: that waits for the pooling anyway, and its gradient wants all points in one place.
-    """
-    return scales.count(1) if beta is None and max(scales) > 1 else 0
+def _apart(scales: Sequence[int]) -> int:
+    """How many heads read the tokens themselves beside others that are pooled."""
+    return scales.count(1) if max(scales) > 1 else 0
 
 
-def _tokens(k: Tensor, v: Tensor, scales: Sequence[int], beta: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    return (k, v) if _apart(scales, beta) else (None, None)
+def _factor(scales: Sequence[int], tokens: int) -> float:
+    """From a sum over tokens to the mean over windows, which is that of the tokens where all windows are whole."""
+    return 1 / tokens if _whole(scales, tokens) else 1.0
+
+
+def _whole(scales: Sequence[int], tokens: int) -> bool:
+    return all(tokens % scale == 0 for scale in scales)
+
+
+def _shares(layout: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, scales: Sequence[int]) -> Tensor | None:
+    """The table by which tokens have their shares in the mean over windows, where not all of these are whole."""
+    if _whole(scales, k.shape[2]):
+        return None
+    B, _, L, D = q.shape
+    return ragged_work.work(layout, B, L, max(D, v.shape[-1]), q.dtype, False, q.device).table
 
 
 def _tokens_forward(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: Sequence[int], is_causal: bool, dropout_p: float,
-    seed: Tensor | None, marks: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """out, lse, and what the backward pass needs: the points' keys and values, and their mean (empty if not needed)."""
+    seed: Tensor | None, marks: Tensor | None = None, back: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """out, lse, and what the backward pass needs, empty if it does not.
+
+    That is the points' keys and values, the sums of which the keys' mean is made, and the queries less that.
+    """
     q, k, v = in_rows(q), in_rows(k), in_rows(v)
-    B, _, S, D = k.shape
-    pooled = max(scales) > 1
-    none = q.new_empty(0, dtype=torch.float32)
+    B, H, S, D = k.shape
+    sums, keys, values = q.new_empty(B, H, 0, D, dtype=torch.float32), k.new_empty(0), v.new_empty(0)
+    shifted = output(q, D) if beta is not None and back else q.new_empty(0)
     if q.numel() == 0:
-        return (
-            output(q, v.shape[-1]),
-            q.new_empty(q.shape[:3], dtype=torch.float32),
-            k.new_empty(0),
-            v.new_empty(0),
-            none,
-        )
-    mean = shift = None
+        return output(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32), keys, values, sums, shifted
+    apart, pooled = _apart(scales), max(scales) > 1
+    layout = packed(tuple(scales), B, S, D, v.shape[-1], apart > 0) if pooled else _in_place(k, v)
+    shift = None
+    if beta is not None:  # before the pooling, which heads with windows of one token do not wait for
+        sums = sum_rows(k, _shares(layout, q, k, v, scales))
+        shift = Shift(sums, _factor(scales, S), beta)
     if pooled:
-        apart = _apart(scales, beta)
-        layout = packed(tuple(scales), B, S, D, v.shape[-1], apart > 0)
-        keys, values, mean = pool(k, v, layout, beta is not None, apart)
-    else:
-        layout, keys, values = _in_place(k, v), k, v
-        mean = None if beta is None else k.mean(2, dtype=torch.float32)
-    if beta is not None:
-        assert mean is not None
-        shift = mean * beta[:, None]
-    tokens = _tokens(k, v, scales, beta)
+        keys, values, _ = pool(k, v, layout, False, apart)
+    tokens = (k, v) if apart else (None, None)
     call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
-    out, lse = forward(q, keys, values, v.shape[-1], call)
-    if not pooled:
-        keys, values = k.new_empty(0), v.new_empty(0)
-    return out, lse, keys, values, none if mean is None else mean
+    points = (keys, values) if pooled else (k, v)
+    out, lse = forward(q, *points, v.shape[-1], call, shifted if shifted.numel() else None)
+    return out, lse, keys, values, sums, shifted
 
 
 @torch.library.custom_op("primaldual::ragged_tokens", mutates_args=())
 def tokens_op(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: list[int], is_causal: bool, dropout_p: float,
-    seed: Tensor | None, marks: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, marks)
+    seed: Tensor | None, marks: Tensor | None = None, back: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return _tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back)
 
 
 @tokens_op.register_fake
-def _(q, k, v, beta, scales, *others):  # type: ignore[no-untyped-def]
+def _(q, k, v, beta, scales, is_causal, dropout_p, seed, marks=None, back=True):  # type: ignore[no-untyped-def]
     B, H, S, D = k.shape
     out, lse = output(in_rows(q), v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
-    rows = 0
-    if max(scales) > 1 and q.numel():
-        rows = B * sum(-(-S // s) for s in scales if s > 1 or beta is not None)
-    mean = q.new_empty((B, H, D) if beta is not None and q.numel() else (0,), dtype=torch.float32)
-    return out, lse, k.new_empty(rows * D), v.new_empty(rows * v.shape[-1]), mean
+    rows = B * sum(-(-S // s) for s in scales if s > 1) if max(scales) > 1 and q.numel() else 0
+    blocks = blocks_of(S)[1] if beta is not None and q.numel() else 0
+    sums = q.new_empty(B, H, blocks, D, dtype=torch.float32)
+    shifted = output(in_rows(q), D) if beta is not None and back else q.new_empty(0)
+    return out, lse, k.new_empty(rows * D), v.new_empty(rows * v.shape[-1]), sums, shifted
 
 
-def _room(q: Tensor, k: Tensor, v: Tensor, together: bool) -> tuple[Tensor, ...]:
-    """For gradients: thirds of one buffer where it is wanted and q, k and v are that, [B, L, 3, H, D] in memory."""
-    B, H, L, D = q.shape
-    shape, strides, step = q.shape, (3 * L * H * D, D, 3 * H * D, 1), H * D * q.element_size()
-    if together and all(
-        x.shape == shape and x.stride() == strides and x.data_ptr() == q.data_ptr() + i * step
+def thirds(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether they are those of one buffer, [B, L, 3, H, D] in memory."""
+    _, H, L, D = q.shape
+    strides, step = (3 * L * H * D, D, 3 * H * D, 1), H * D * q.element_size()
+    return all(
+        x.shape == q.shape and x.stride() == strides and x.data_ptr() == q.data_ptr() + i * step
         for i, x in enumerate((q, k, v))
-    ):
-        return q.new_empty(B, L, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
-    return output(q, D), output(k, D), output(v, v.shape[-1])
+    )
 
 
 def _tokens_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, out: Tensor, lse: Tensor, keys: Tensor,
-    values: Tensor, mean: Tensor, scales: Sequence[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
+    values: Tensor, scales: Sequence[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
     marks: Tensor | None = None, together: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Of q, k, v and beta. They may share a buffer where `together` is set; an operator's results must not."""
+    """Of q, k and v, as thirds of one buffer where they are `together`; and sums over the first, where there is β.
+
+    The queries are those that the forward pass had, less their shift.
+    """
     q, k, v = in_rows(q), in_rows(k), in_rows(v)
-    B, _, S, D = k.shape
+    B, H, S, D = k.shape
     DV = v.shape[-1]
-    none = q.new_empty(0, dtype=torch.float32)
-    dq, dk, dv = _room(q, k, v, together)
-    if q.numel() == 0:
-        return dq, dk.zero_(), dv.zero_(), none if beta is None else torch.zeros_like(beta)
-    pooled = max(scales) > 1
-    if pooled:
-        layout = packed(tuple(scales), B, S, D, DV, _apart(scales, beta) > 0)
+    sums = q.new_empty(B, H, 0, D, dtype=torch.float32)
+    if together:
+        dq, dk, dv = q.new_empty(B, S, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
     else:
-        layout, keys, values = _in_place(k, v), k, v
-    shift = None if beta is None else mean * beta[:, None]
-    tokens = _tokens(k, v, scales, beta)
-    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
-    if beta is None:
-        backward(grad, q, keys, values, out, lse, call, dk, dv, S, dq=dq)
-        return dq, dk, dv, none
-    if not pooled:
-        found = backward(grad, q, keys, values, out, lse, call, dk, dv, S, dq=dq)
-        assert found.shift is not None
-        dk += (found.shift * (beta / S)[:, None]).unsqueeze(2).to(dk.dtype)
-        return dq, dk, dv, (found.shift * mean).sum((0, 2))
-    dkeys, dvalues = torch.empty_like(keys), torch.empty_like(values)
-    found = backward(grad, q, keys, values, out, lse, call, dkeys, dvalues, 0, dq=dq)
-    assert found.shift is not None
-    dmean = found.shift * beta[:, None]
-    unpool(dkeys, dvalues, dmean, dk, dv, layout)
-    return dq, dk, dv, (found.shift * mean).sum((0, 2))
+        dq, dk, dv = output(q, D), output(k, D), output(v, DV)
+    if q.numel() == 0:
+        return dq, dk.zero_(), dv.zero_(), sums
+    apart, pooled = _apart(scales), max(scales) > 1
+    layout = packed(tuple(scales), B, S, D, DV, apart > 0) if pooled else _in_place(k, v)
+    points = (keys, values) if pooled else (k, v)
+    tokens = (k, v) if apart else (None, None)
+    call = Call(layout, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
+    backward(grad, q, *points, out, lse, call, dk, dv, S, dq=dq)
+    if beta is not None:  # what the mean's gradient adds to keys is the same for all of a window
+        sums = sum_rows(dq)
+        place(dk, dk, shift=Shift(sums, _factor(scales, S), beta, _shares(layout, q, k, v, scales)))
+    return dq, dk, dv, sums
+
+
+def _beta_gradient(sums: Tensor, of_queries: Tensor, scales: Sequence[int], tokens: int) -> Tensor:
+    """From sums over the keys and over the queries' gradients."""
+    return -_factor(scales, tokens) * (of_queries.sum(2) * sums.sum(2)).sum((0, 2))
 
 
 @torch.library.custom_op("primaldual::ragged_tokens_backward", mutates_args=())
 def _tokens_backward_op(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, out: Tensor, lse: Tensor, keys: Tensor,
-    values: Tensor, mean: Tensor, scales: list[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
+    values: Tensor, scales: list[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
     marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _tokens_gradients(
-        grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed, marks
-    )  # fmt: skip
+    return _tokens_gradients(grad, q, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, marks)
 
 
 @_tokens_backward_op.register_fake
 def _(grad, q, k, v, beta, *others):  # type: ignore[no-untyped-def]
-    dbeta = q.new_empty(0 if beta is None else beta.shape, dtype=torch.float32)
-    return *(output(in_rows(x), x.shape[-1]) for x in (q, k, v)), dbeta
+    B, H, L, D = q.shape
+    sums = q.new_empty(B, H, blocks_of(L)[1] if beta is not None and q.numel() else 0, D, dtype=torch.float32)
+    return *(output(in_rows(x), x.shape[-1]) for x in (q, k, v)), sums
 
 
 def _tokens_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, beta, scales, is_causal, dropout_p, seed, marks = inputs
-    out, lse, keys, values, mean = output
-    ctx.mark_non_differentiable(lse, keys, values, mean)
-    ctx.save_for_backward(q, k, v, beta, out, lse, keys, values, mean, seed, marks)
+    q, k, v, beta, scales, is_causal, dropout_p, seed, marks, _ = inputs
+    out, lse, keys, values, sums, shifted = output
+    ctx.mark_non_differentiable(lse, keys, values, sums, shifted)
+    queries = q if beta is None else shifted
+    ctx.save_for_backward(queries, k, v, beta, out, lse, keys, values, sums, seed, marks)
     ctx.settings = (scales, is_causal, dropout_p)
 
 
 def _tokens_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
-    q, k, v, beta, out, lse, keys, values, mean, seed, marks = ctx.saved_tensors
+    q, k, v, beta, out, lse, keys, values, sums, seed, marks = ctx.saved_tensors
     scales, is_causal, dropout_p = ctx.settings
-    dq, dk, dv, dbeta = _tokens_backward_op(
-        grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed, marks
+    dq, dk, dv, of_queries = _tokens_backward_op(
+        grad, q, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, marks
     )
-    return dq, dk, dv, None if beta is None else dbeta, *[None] * 5
+    dbeta = _beta_gradient(sums, of_queries, scales, k.shape[2]) if ctx.needs_input_grad[3] else None
+    return dq, dk, dv, dbeta, *[None] * 6
 
 
 tokens_op.register_autograd(_tokens_backward, setup_context=_tokens_setup)
 
 
 class _Tokens(torch.autograd.Function):
-    """The same without the operator's dispatch."""
+    """The same without the operator's dispatch, and gradients together where queries, keys and values are."""
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...], is_causal: bool,
-        dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
+        dropout_p: float, seed: Tensor | None, marks: Tensor | None = None, back: bool = True,
     ) -> Tensor:  # fmt: skip
-        out, lse, keys, values, mean = _tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, marks)
-        ctx.save_for_backward(q, k, v, beta, out, lse, keys, values, mean, seed, marks)
-        ctx.settings = (scales, is_causal, dropout_p)
+        out, lse, keys, values, sums, shifted = _tokens_forward(
+            q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back
+        )
+        queries = q if beta is None else shifted
+        ctx.save_for_backward(queries, k, v, beta, out, lse, keys, values, sums, seed, marks)
+        ctx.settings = (scales, is_causal, dropout_p, thirds(q, k, v))
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, beta, out, lse, keys, values, mean, seed, marks = ctx.saved_tensors
-        scales, is_causal, dropout_p = ctx.settings
-        dq, dk, dv, dbeta = _tokens_gradients(
-            grad, q, k, v, beta, out, lse, keys, values, mean, scales, is_causal, dropout_p, seed, marks, together=True
+        q, k, v, beta, out, lse, keys, values, sums, seed, marks = ctx.saved_tensors
+        scales, is_causal, dropout_p, together = ctx.settings
+        dq, dk, dv, of_queries = _tokens_gradients(
+            grad, q, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, marks, together
         )
-        return dq, dk, dv, None if beta is None else dbeta, *[None] * 5
+        dbeta = _beta_gradient(sums, of_queries, scales, k.shape[2]) if ctx.needs_input_grad[3] else None
+        return dq, dk, dv, dbeta, *[None] * 6
 
 
 def attend_tokens(
@@ -321,13 +329,14 @@ def attend_tokens(
 
     marks (`ragged_marks`) say which of them a query of a sparse head keeps.
     """
+    back = torch.is_grad_enabled()
     if traced():
-        return tokens_op(q, k, v, beta, scales, is_causal, dropout_p, seed, marks)[0]
+        return tokens_op(q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back)[0]
     if q.is_cuda and marks is None and (library := native.library()) is not None:
         out = attend_compiled(library, q, k, v, beta, scales, is_causal, dropout_p, seed)
         if out is not None:
             return out
-    return _Tokens.apply(q, k, v, beta, scales, is_causal, dropout_p, seed, marks)
+    return _Tokens.apply(q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back)
 
 
 def attend_compiled(
@@ -338,7 +347,9 @@ def attend_compiled(
     out = library.attend(q, k, v, beta, seed, scales, is_causal, dropout_p)
     if out is None:
         tensors = q, k, v, beta, seed
-        ragged_recipe.learn(library, _tokens_forward, _tokens_gradients, tensors, scales, is_causal, dropout_p)
+        ways = _tokens_forward, functools.partial(_tokens_gradients, together=thirds(q, k, v))
+        factor = _factor(scales, k.shape[2])
+        ragged_recipe.learn(library, *ways, tensors, scales, is_causal, dropout_p, factor)
         out = library.attend(q, k, v, beta, seed, scales, is_causal, dropout_p)
     return out if isinstance(out, Tensor) else None
 

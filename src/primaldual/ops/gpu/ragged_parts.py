@@ -72,6 +72,28 @@ def store(pointers, tile, rows, limit, columns, D: tl.constexpr):
 
 
 @triton.jit
+def taken_off(
+    sums_ptr, beta_ptr, batch_head, head, blocks, factor, D: tl.constexpr, BLOCK_D: tl.constexpr, BP: tl.constexpr
+):
+    """factor · β[head] · Σ sums[batch_head, block], over at most BP blocks; without β, as if it were 1."""
+    d = tl.arange(0, BLOCK_D)
+    block = tl.arange(0, BP)
+    here = (block[:, None] < blocks) & (d[None, :] < D)
+    sums_ptr += batch_head * blocks * D
+    off = tl.sum(tl.load(sums_ptr + block[:, None] * D + d[None, :], mask=here, other=0.0), 0) * factor
+    if beta_ptr is not None:
+        off *= tl.load(beta_ptr + head)
+    return off
+
+
+@triton.jit
+def row_share(at, rows, window):
+    """Of a row in the mean over the means of windows, of which the last may not be whole."""
+    size = tl.maximum(tl.minimum(rows - at // window * window, window), 1)
+    return 1.0 / (size * ((rows + window - 1) // window)).to(tl.float32)
+
+
+@triton.jit
 def points_of(table_ptr, head_row, batch, ALIGNED: tl.constexpr):
     """A head's row of the table: head, points, window, and where its keys and values start and how their rows lie."""
     row = table_ptr + head_row * 9

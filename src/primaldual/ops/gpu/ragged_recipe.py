@@ -20,18 +20,19 @@ from torch import Tensor
 from .launching import Launch, Ready, noted
 
 ROLES = {
-    "pool": "k v keys values sums",
-    "forward": "q keys values shift - - - - out lse seed k v -",
-    "place": "q shifted add",
+    "sum_rows": "k sums",
+    "pool": "k v keys values -",
+    "forward": "q keys values sums beta - - - - out lse seed k v - shifted",
     "delta": "out grad delta lse seed scratch",
     "backward": "q keys values - - - - grad lse delta scratch seed dq dk dv - - k v -",
     "settle": "scratch dq",
-    "unpool": "dkeys dvalues dmean dk dv",
+    "sum_rows again": "dq of_queries",
+    "place": "dk of_queries beta dk",
 }
 """What the tensors of a launch are."""
 
-KEPT, SCRATCH = ("lse", "keys", "values"), ("delta", "scratch", "shifted", "dkeys", "dvalues")
-OWN = ("q", "k", "v", "out", "sums", "grad", "dq", "dk", "dv")
+KEPT, SCRATCH = ("lse", "keys", "values", "shifted"), ("delta", "scratch")
+OWN = ("q", "k", "v", "out", "sums", "grad", "dq", "dk", "dv", "of_queries")
 """Kept for the way back, of the backward pass alone, and tensors of their own."""
 
 FORMATS = {
@@ -56,25 +57,28 @@ def learn(
     scales: tuple[int, ...],
     is_causal: bool,
     dropout_p: float,
+    factor: float,
 ) -> None:
-    """Make the recipe of a kind of call (q, k, v, beta, seed), or note that there is none."""
+    """Make the recipe of a kind of call (q, k, v, beta, seed), or note that there is none.
+
+    `factor` leads from sums over keys to their mean.
+    """
     q, k, v, beta, seed = tensors
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return
     back = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, beta))
     settings = scales, is_causal, dropout_p, seed
-    pooled = max(scales) > 1
     try:
         with torch.no_grad(), torch.cuda.device_of(q), noted() as launches:
-            out, *others = forward(q, k, v, beta, *settings)
+            out, lse, keys, values, _, shifted = forward(q, k, v, beta, *settings, back=back)
             if back:
-                gradients(torch.empty_like(out), q, k, v, beta, out, *others, *settings, together=True)
-        points = torch.tensor([float(-(-k.shape[2] // scale)) for scale in scales], device=k.device)[:, None]
-        recipe = *_parts(launches, pooled, beta is not None), pooled, points
+                queries = q if beta is None else shifted
+                gradients(torch.empty_like(out), queries, k, v, beta, out, lse, keys, values, *settings)
+        recipe = _parts(launches, max(scales) > 1, beta is not None)
         _held.extend(launch.ready for launch in launches)
     except RefusedError:
-        recipe = {}, {}, (0, []), (0, []), False, pooled, None
-    library.learn(q, k, v, beta, scales, is_causal, dropout_p, *recipe)
+        recipe = {}, {}, (0, []), (0, []), False
+    library.learn(q, k, v, beta, scales, is_causal, dropout_p, *recipe, factor)
 
 
 def _parts(launches: Sequence[Launch], pooled: bool, recentred: bool) -> tuple[Any, ...]:
@@ -87,8 +91,9 @@ def _parts(launches: Sequence[Launch], pooled: bool, recentred: bool) -> tuple[A
     packed: dict[str, Any] = {}
     found: dict[str, Tensor] = {}
     for launch in launches:
-        roles = _roles(launch.name, pooled, recentred)
-        packed[launch.name] = pack(launch.ready, launch.tensors, roles)
+        name = f"{launch.name} again" if launch.name in packed else launch.name
+        roles = _roles(name, pooled, recentred)
+        packed[name] = pack(launch.ready, launch.tensors, roles)
         found |= {role: x for role, x in zip(roles, launch.tensors, strict=True) if x is not None}
     buffers = {
         role: (x.shape, x.stride(), x.dtype, x.data_ptr() % 16 == 0)
@@ -103,7 +108,7 @@ def _parts(launches: Sequence[Launch], pooled: bool, recentred: bool) -> tuple[A
 def _roles(name: str, pooled: bool, recentred: bool) -> list[str]:
     other = {} if pooled else {"keys": "k", "values": "v"}
     if name == "backward" and recentred:
-        other |= {"q": "shifted"} | ({"dk": "dkeys", "dv": "dvalues"} if pooled else {})
+        other |= {"q": "shifted"}
     return [other.get(role, role) for role in ROLES[name].split()]
 
 

@@ -15,7 +15,7 @@ from ...primal import AllKeys, Recenter
 from ..problem import Problem
 from . import parallel
 from .launching import in_rows
-from .passes import less_mean, sum_rows
+from .passes import Shift, place, sum_rows
 
 
 def applies(p: Problem) -> bool:
@@ -35,7 +35,7 @@ def run(p: Problem) -> Tensor:
     beta = p.parameters.get("beta") if map_.learnable else None
     if beta is None:
         return _Recentred.apply(p.q, p.k, p.v, None, map_.beta, p.dropout_p)
-    return _Recentred.apply(p.q, p.k, p.v, beta.float(), 1.0, p.dropout_p)
+    return _Recentred.apply(p.q, p.k, p.v, beta.float().contiguous(), 1.0, p.dropout_p)
 
 
 class _Recentred(torch.autograd.Function):
@@ -45,7 +45,7 @@ class _Recentred(torch.autograd.Function):
     ) -> Tensor:
         factor /= k.shape[2]
         sums, own = sum_rows(k), torch.empty_like(in_rows(q))
-        less_mean(q, sums, own, factor, beta)
+        place(q, own, shift=Shift(sums, factor, beta))
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(own, k, v, None, True, dropout_p, False, False)
         ctx.save_for_backward(own, k, v, found[0], found[1], found[6], found[7], beta, sums)
         ctx.settings = factor, dropout_p, found[2:6]
@@ -60,6 +60,6 @@ class _Recentred(torch.autograd.Function):
             parallel.like_output(grad, out), q, k, v, out, *random, None, *plain, dropout_p, False
         )
         of_queries = sum_rows(dq)
-        less_mean(dk, of_queries, dk, factor, beta)
+        place(dk, dk, shift=Shift(of_queries, factor, beta))
         dbeta = None if beta is None else -factor * (of_queries.sum(2) * sums.sum(2)).sum((0, 2))
         return dq, dk, dv, dbeta, None, None
