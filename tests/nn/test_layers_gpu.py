@@ -89,9 +89,14 @@ def test_padding_and_a_row_without_keys(name):
     assert_within(found, *references(layer, x, up, padding))
 
 
+@pytest.mark.parametrize("way", ["auto", "ragged"])
 @pytest.mark.parametrize("length", [128, 1000, 2048])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_captured_step_is_the_eager_one(name, length):
+def test_a_captured_step_is_the_eager_one(name, length, way, monkeypatch):
+    if way != "auto":
+        if not name.endswith(("sh", "pooled", "apart")):
+            pytest.skip("one route")
+        monkeypatch.setattr(pooled, "how", lambda *given: way)
     layer, (x, up) = make(name), inputs(2, length)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -13,6 +13,7 @@ from torch import nn
 from nn.layers import reference_of
 from primaldual import MultiheadAttention, mechanism
 from primaldual.nn import grouped, pooled, recentred, unpooled
+from primaldual.ops.gpu import parallel
 from primaldual.primal import Pooled
 from support.cudnn import stand_in
 from support.interpreter import child_process, interpreted
@@ -105,6 +106,33 @@ def test_long_heads_go_back_beside_the_others(name, length, long, monkeypatch):
     largest = max(float(value.detach().abs().max()) for value in expected.values())
     for what, value in expected.items():
         assert (found[what] - value).abs().max() < 1e-5 * largest, what
+
+
+@interpreted
+@pytest.mark.parametrize("frozen", ["x", "in_proj_weight", "in_proj_bias", "learned.beta"])
+def test_what_is_frozen_changes_no_other_gradient(frozen, monkeypatch):
+    monkeypatch.setattr(pooled, "SHORT", 0)
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["learned beta, apart"])
+    tensors = {"x": torch.randn(3, 21, E, requires_grad=True)} | dict(layer.named_parameters())
+    expected = gradients(layer, tensors["x"], None)
+    tensors[frozen].requires_grad_(False)
+    layer(*[tensors["x"]] * 3, need_weights=False)[0].backward(torch.linspace(-1, 1, 3 * 21 * E).view(3, 21, E))
+    assert tensors.pop(frozen).grad is None
+    for what, tensor in tensors.items():
+        torch.testing.assert_close(tensor.grad, expected[what], rtol=1e-5, atol=1e-5)
+
+
+def test_one_buffer_holds_all_that_is_attended_to():
+    groups = grouped.Groups(((1, (1,)), (2, (0, 2)), (5, (3,))), 3, 21, H, E // H)
+    flat = torch.arange(float(sum(groups.sizes)))
+    queries = parallel.Queries(3, H, 21, E // H, groups.row).of(flat)
+    seen = [queries]
+    for i in range(0, 9 * H, 9):
+        head, points, scale, *places = grouped.layout(groups)[i : i + 9]
+        assert points == -(-21 // scale) and groups.scales[head] == scale
+        for offset, batch, row in (places[:3], places[3:]):
+            seen.append(flat.as_strided((3, points, E // H), (batch, row, 1), offset))
+    torch.testing.assert_close(torch.cat([x.flatten() for x in seen]).sort()[0], flat, rtol=0, atol=0)
 
 
 @interpreted

@@ -1,23 +1,24 @@
 """The projections of scaled heads: inputs are pooled first, and each group of heads projects its own points.
 
-    q = W_Q x + b_Q,   [k; v]_g = W_g · pool_s(x) + b_g,   βμ_h = β (W_K · mean of the head's points + b_K)
+    [q; k; v]_1 = W_1 x + b_1,   [k; v]_s = W_s · pool_s(x) + b_s,   βμ_h = β (W_K · mean of the head's points + b_K)
 
-Keys and values of a group come out of one matrix product, side by side, and all groups lie in one flat buffer. On the
-way back the gradient of μ is shared out among the keys, as in `recentred`, and the points are pooled again. What does
-not wait for one another runs on streams of its own.
+All lie in one flat buffer: first what every token has, its queries and the keys and values of heads with windows of one
+token, then the points of one scale after the other. Each of these parts is one matrix product, and one pass over the
+inputs pools them at all scales. Gradients come in such a buffer, too. On the way back that of μ is shared out among the
+keys, as in `recentred`, and the inputs are pooled again. What does not wait for one another runs on streams of its own.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ops.gpu.launching import power_of_2
-from ..ops.problem import pick
 from .launching import forked, launch
 from .recentred import BLOCK, affine, column_sums, shift_of
 
@@ -42,9 +43,10 @@ class Groups(NamedTuple):
         return [-(-self.tokens // scale) for scale, _ in self.groups]
 
     @property
-    def whole(self) -> bool:
-        """Whether no window is shorter than the others: then all heads have the mean of the tokens."""
-        return all(self.tokens % scale == 0 for scale, _ in self.groups)
+    def distinct(self) -> list[int]:
+        """Scales whose points have means of their own: where no window is shorter than the others, the last."""
+        scales = [scale for scale, _ in self.groups]
+        return scales if any(self.tokens % scale for scale in scales) else scales[-1:]
 
     @property
     def widths(self) -> list[int]:
@@ -52,19 +54,56 @@ class Groups(NamedTuple):
         return [2 * len(heads) * self.head_dim for _, heads in self.groups]
 
     @property
-    def sizes(self) -> list[int]:
-        return [self.batch * count * width for count, width in zip(self.windows, self.widths, strict=True)]
+    def pooled(self) -> slice:
+        """The groups with windows of several tokens."""
+        return slice(self.groups[0][0] == 1, None)
 
-    def points(self, flat: Tensor) -> list[Tensor]:
-        """The parts of a flat buffer of keys and values, [points, width] each."""
-        return [part.view(-1, width) for part, width in zip(flat.split(self.sizes), self.widths, strict=True)]
+    @property
+    def row(self) -> int:
+        """What a token has: queries, and the keys and values of heads with windows of one token."""
+        return self.heads * self.head_dim + sum(self.widths[: self.pooled.start])
+
+    @property
+    def points(self) -> list[int]:
+        """Of each pooled group, in all sequences."""
+        return [self.batch * windows for windows in self.windows[self.pooled]]
+
+    @property
+    def columns(self) -> list[int]:
+        """Of the parts of a flat buffer: that of the tokens, and one for each pooled group."""
+        return [self.row, *self.widths[self.pooled]]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of these parts."""
+        rows = [self.batch * self.tokens, *self.points]
+        return [many * columns for many, columns in zip(rows, self.columns, strict=True)]
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """Of a flat buffer, [tokens or points, columns] each."""
+        return [part.view(-1, columns) for part, columns in zip(flat.split(self.sizes), self.columns, strict=True)]
+
+
+@functools.lru_cache(maxsize=64)
+def layout(groups: Groups) -> tuple[int, ...]:
+    """Where each head's keys and values are in the flat buffer, longest heads first: rows of `ragged_work.Layout`."""
+    numbers: list[int] = []
+    D, offsets = groups.head_dim, [0, *accumulate(groups.sizes)]
+    for number, ((scale, heads), windows) in enumerate(zip(groups.groups, groups.windows, strict=True)):
+        part = number + 1 - groups.pooled.start
+        first, width = offsets[part] + (0 if part else groups.heads * D), groups.columns[part]
+        for place, head in enumerate(heads):
+            of_keys = first + place * D
+            of_values = of_keys + len(heads) * D
+            numbers += [head, windows, scale, of_keys, windows * width, width, of_values, windows * width, width]
+    return tuple(numbers)
 
 
 def project(
     x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, number: float,
     beta: Tensor | None,
-) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
-    """Queries [B, H, N, D], βμ [B, H, D] where heads are re-centred, and the flat buffer of keys and values.
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The flat buffer of queries, keys and values; and βμ [B, H, D] where heads are re-centred.
 
     βμ is to be taken off the queries and used for nothing else: its gradient is found here, from theirs.
     """
@@ -78,125 +117,101 @@ class _Projected(torch.autograd.Function):
         number: float,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x = x.contiguous()
-        B, N, E = x.shape
-        q = x.new_empty(B * N, E)
-        points = x.new_empty(sum(groups.sizes))
+        E = x.shape[-1]
+        flat = x.new_empty(sum(groups.sizes))
+        tables = _tables(groups, x.device)
         mean = shift = None
-        rows = []
-        fork = forked(x, 5)
-        if recentred:
-            with fork.part(0):
-                mean, shift = shift_of_groups(x, weight, bias, beta, number, groups)
-            ctx.mark_non_differentiable(shift)
-        for n, ((scale, heads), to) in enumerate(zip(groups.groups, groups.points(points), strict=True)):
-            with fork.part(1 + n % 3):
-                rows.append(_rows_of(weight, heads, groups))
-                affine(_pool(x, scale), rows[n], None if bias is None else _rows_of(bias, heads, groups), to)
-        affine(x.view(-1, E), weight[:E], None if bias is None else bias[:E], q)
+        biases: Sequence[Tensor | None] = [None] * len(groups.columns)
+        fork = forked(x, 2)
+        with fork.part(0):
+            pooled, sums = _pool(x, groups, recentred)
+            if sums is not None:
+                mean, shift = shift_of(sums, weight, bias, beta, number, groups.heads, tables.means)
+                ctx.mark_non_differentiable(shift)
+        rows = weight.index_select(0, tables.order)
+        if bias is not None:
+            biases = bias.index_select(0, tables.order).split(groups.columns)
+        fork = forked(x, 2)  # from here on the other stream has these rows, too
+        inputs, parts = [x.view(-1, E), *pooled], groups.parts(flat)
+        for n, each in enumerate(zip(inputs, rows.split(groups.columns), biases, parts, strict=True)):
+            with fork.part(0 if n else 1):
+                affine(*each)
         fork.join()
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, beta, None if beta is None else mean, *rows)
+        ctx.save_for_backward(x, rows, beta, None if beta is None else mean)
         ctx.settings = groups, number, None if bias is None else bias.dtype
-        return q.view(B, N, groups.heads, groups.head_dim).transpose(1, 2), shift, points
+        return flat, shift
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dq: Tensor, _: Tensor | None, dpoints: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, beta, mean, *rows = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, rows, beta, mean = ctx.saved_tensors
         groups, number, bias_dtype = ctx.settings
         want_x, want_weight, want_bias, want_beta = ctx.needs_input_grad[:4]
         E = x.shape[-1]
-        tokens, dq = x.view(-1, E), dq.transpose(1, 2).reshape(x.shape)
-        parts = groups.points(dpoints)
-        scaled = [scale > 1 for scale, _ in groups.groups]
-        dx = x.new_empty(tokens.shape) if want_x else None
-        dweight = torch.empty_like(weight) if want_weight else None
+        tables = _tables(groups, x.device)
+        (of_tokens, *of_points), (own, *own_pooled) = groups.parts(grad), rows.split(groups.columns)
+        dx = torch.empty_like(x) if want_x else None
+        drows = torch.empty_like(rows) if want_weight else None
         dbias = torch.empty(3 * E, dtype=bias_dtype, device=x.device) if want_bias else None
-        dbeta = back = None
+        dbeta = None
 
+        sums = column_sums(of_tokens[:, :E].unflatten(0, x.shape[:2]))
+        of_values = _finish(grad, sums, beta, number, groups)
         fork = forked(x, 3)
         with fork.part(0):
-            sums = column_sums(dq)
-            of_values = _finish(parts, sums, beta, number, groups)
-        with fork.part(1):
             if dx is not None:
-                torch.mm(dq.view(-1, E), weight[:E], out=dx)
-        if dweight is not None:
-            torch.mm(dq.view(-1, E).T, tokens, out=dweight[:E])
-        fork.join()
-
-        fork = forked(x, 5)
-        if dx is not None:
-            pooled = [part.shape[0] for part, after in zip(parts, scaled, strict=True) if after]
-            back = x.new_empty(sum(pooled), E)
-            to = iter(back.split(pooled))
-            for part, own, after in zip(parts, rows, scaled, strict=True):
-                with fork.part(1 if after else 0):
-                    if after:
-                        torch.mm(part, own, out=next(to))
-                    else:
-                        dx.addmm_(part, own)
-        if dweight is not None:
-            for n, ((scale, heads), part) in enumerate(zip(groups.groups, parts, strict=True)):
-                with fork.part(2 + n % 2):
-                    _put(part.T @ _pool(x, scale), dweight, heads, groups)
-        with fork.part(2):
+                back = x.new_empty(sum(groups.points), E)
+                for part, weight, to in zip(of_points, own_pooled, back.split(groups.points), strict=True):
+                    torch.mm(part, weight, out=to)
+                _unpool(back, dx, groups)
+                dx.view(-1, E).addmm_(of_tokens, own)
+        with fork.part(1):
+            if drows is not None:
+                pooled, _ = _pool(x, groups, False)
+                for part, inputs, to in zip(of_points, pooled, drows.split(groups.columns)[1:], strict=True):
+                    torch.mm(part.T, inputs, out=to)
             if dbias is not None:
-                biases(sums, of_values, beta, number, dbias, groups)
+                bias_gradients(sums, of_values, beta, number, dbias, groups)
             if want_beta and mean is not None:
                 dbeta = -(sums.sum(1).view_as(mean) * mean).sum((0, 2)).to(beta.dtype)
-        if dx is not None and back is not None:
-            fork.wait(0)
-            fork.wait(1)
-            dx = _unpool(dx.view_as(x), back, groups)
+        if drows is not None:
+            torch.mm(of_tokens.T, x.view(-1, E), out=drows[: groups.row])
         fork.join()
+        dweight = None if drows is None else drows.index_select(0, tables.places)
         return dx, dweight, dbias, dbeta, None, None, None
-
-
-def _rows_of(x: Tensor, heads: tuple[int, ...], groups: Groups) -> Tensor:
-    """Of the packed weight or bias the rows of these heads' keys, then those of their values."""
-    of_keys_and_values = x[groups.heads * groups.head_dim :].unflatten(0, (2, groups.heads, groups.head_dim))
-    return pick(of_keys_and_values, 1, heads).flatten(0, 2)
-
-
-def _put(rows: Tensor, to: Tensor, heads: tuple[int, ...], groups: Groups) -> None:
-    """The way back of `_rows_of`."""
-    E = groups.heads * groups.head_dim
-    to = to[E:].unflatten(0, (2, groups.heads, groups.head_dim))
-    rows = rows.unflatten(0, (2, len(heads), groups.head_dim))
-    if heads == tuple(range(heads[0], heads[0] + len(heads))):
-        to.narrow(1, heads[0], len(heads)).copy_(rows)
-        return
-    for place, head in enumerate(heads):
-        to[:, head].copy_(rows[:, place])
 
 
 class _Tables(NamedTuple):
     """What the kernels look up."""
 
+    order: Tensor  # of the packed weight's rows, as the parts want them
+    places: Tensor  # the way back
     pooled: Tensor  # scale, windows and first point of each pooled group
     means: Tensor  # of each head: where its sums are, and of how many points
-    heads: list[Tensor]  # of each group
+    heads: Tensor  # of each head: itself, its points; offsets of keys and values, strides of batch and row, in heads
     votes: Tensor  # scale and windows of each head
 
 
 @functools.lru_cache(maxsize=64)
 def _tables(groups: Groups, device: torch.device) -> _Tables:
-    pooled, means, first = [], [(0, groups.tokens)] * groups.heads, 0
-    of_heads = [(1, groups.tokens)] * groups.heads
-    for number, ((scale, heads), windows) in enumerate(zip(groups.groups, groups.windows, strict=True)):
-        for head in heads:
-            of_heads[head] = (scale, windows)
-            if not groups.whole:
-                means[head] = (number, windows)
+    H, D, distinct = groups.heads, groups.head_dim, groups.distinct
+    order, pooled, first = list(range(H)), [], 0
+    for (scale, heads), windows in zip(groups.groups, groups.windows, strict=True):
+        order += [side * H + head for side in (1, 2) for head in heads]
         if scale > 1:
             pooled.append((scale, windows, first))
             first += groups.batch * windows
 
-    def put(data: Sequence[object]) -> Tensor:
+    def put(data: object) -> Tensor:
         return torch.tensor(data, dtype=torch.int64, device=device)
 
-    return _Tables(put(pooled), put(means), [put(heads) for _, heads in groups.groups], put(of_heads))
+    rows = (put(order)[:, None] * D + put(range(D))).flatten()
+    heads_at = put(layout(groups)).view(H, 9)[:, [0, 1, 3, 6, 4, 5]]
+    heads_at[:, 2:] //= D
+    of_heads = [(scale, -(-groups.tokens // scale)) for scale in groups.scales]
+    means = [(distinct.index(s), windows) if s in distinct else (0, groups.windows[-1]) for s, windows in of_heads]
+    return _Tables(rows, rows.argsort(), put(pooled), put(means), heads_at, put(of_heads))
 
 
 def votes(groups: Groups, device: torch.device) -> Tensor:
@@ -204,44 +219,42 @@ def votes(groups: Groups, device: torch.device) -> Tensor:
     return _tables(groups, device).votes
 
 
-def _pool(x: Tensor, scale: int) -> Tensor:
-    """The means over windows of so many tokens, [B · windows, E]."""
+def _pool(x: Tensor, groups: Groups, want_sums: bool) -> tuple[Sequence[Tensor], Tensor | None]:
+    """Means over windows, [B · windows, E] of each pooled group; and the sums of distinct ones, [B, .., blocks, E]."""
     B, N, E = x.shape
-    if scale == 1:
-        return x.view(-1, E)
-    W, BW = -(-N // scale), max(1, 64 // power_of_2(scale))
-    out = x.new_empty(B * W, E)
-    launch("pool", (-(-W // BW), -(-E // 128), B), (x, out), (N, E, W, scale, BW, 128))
-    return out
+    scales, blocks = tuple(scale for scale, _ in groups.groups), -(-N // BLOCK)
+    many = len(groups.distinct) if want_sums else 0
+    out = x.new_empty(sum(groups.points), E)
+    sums = x.new_empty(B, many, blocks, E, dtype=torch.float32) if many else None
+    launch("pool", (blocks, -(-E // 64), B), (x, out, sums), (N, E, scales, many, BLOCK, 64))
+    return out.split(groups.points), sums
 
 
 def shift_of_groups(
     x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, number: float, groups: Groups
 ) -> tuple[Tensor, Tensor]:
-    """μ and βμ, [B, H, D] each."""
+    """μ and βμ, [B, H, D] each, from tokens that are not pooled."""
     B, N, E = x.shape
-    scales = [1] if groups.whole else [scale for scale, _ in groups.groups]
-    sums = x.new_empty(B, len(scales), -(-N // BLOCK), E, dtype=torch.float32)
-    for n, scale in enumerate(scales):
+    sums = x.new_empty(B, len(groups.distinct), -(-N // BLOCK), E, dtype=torch.float32)
+    for n, scale in enumerate(groups.distinct):
         column_sums(x, out=sums[:, n], scale=scale)
     return shift_of(sums, weight, bias, beta, number, groups.heads, _tables(groups, x.device).means)
 
 
-def _finish(parts: list[Tensor], sums: Tensor, beta: Tensor | None, number: float, groups: Groups) -> Tensor:
+def _finish(grad: Tensor, sums: Tensor, beta: Tensor | None, number: float, groups: Groups) -> Tensor:
     """The gradient of μ, −β Σ_i dq_i, shared out among those of the keys; and sums of the values', [.., E]."""
     B, H, D = groups.batch, groups.heads, groups.head_dim
     blocks = -(-max(groups.windows) // BLOCK)
     found = sums.new_empty(B * blocks, H * D)
-    for part, heads, windows in zip(parts, _tables(groups, sums.device).heads, groups.windows, strict=True):
-        launch(
-            "finish", (blocks, 2 * heads.shape[0], B), (part, sums, beta, found, heads),
-            (H, heads.shape[0], windows, blocks, sums.shape[1], number, D, power_of_2(D), BLOCK,
-             min(32, power_of_2(sums.shape[1])), beta is not None or number != 0.0, beta is not None),
-        )  # fmt: skip
+    launch(
+        "finish", (blocks, 2 * H, B), (grad, sums, beta, found, _tables(groups, sums.device).heads),
+        (H, sums.shape[1], number, D, power_of_2(D), BLOCK, min(32, power_of_2(sums.shape[1])),
+         beta is not None or number != 0.0, beta is not None),
+    )  # fmt: skip
     return found
 
 
-def biases(
+def bias_gradients(
     sums: Tensor, of_values: Tensor, beta: Tensor | None, number: float, out: Tensor, groups: Groups
 ) -> None:  # fmt: skip
     """Gradients of the biases of queries, keys and values."""
@@ -252,9 +265,8 @@ def biases(
     )  # fmt: skip
 
 
-def _unpool(dx: Tensor, back: Tensor, groups: Groups) -> Tensor:
-    """dx and, of every pooled group, its points' gradients shared out among the tokens of each window."""
+def _unpool(back: Tensor, dx: Tensor, groups: Groups) -> None:
+    """The gradients of the points of all pooled groups, shared out among the tokens of each window."""
     B, N, E = dx.shape
     table = _tables(groups, dx.device).pooled
     launch("unpool", (-(-N // 32), -(-E // 128), B), (dx, back, table), (N, E, table.shape[0], 32, 128))
-    return dx

@@ -7,7 +7,6 @@ softmax heads in self-attention without padding, re-centred or not, attend all a
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -121,30 +120,17 @@ def _attend_grouped(
     if way == "tokens":
         q, k, v = unpooled.project(x, weight, bias, groups, recentred, number, beta)
         return ragged_ops.attend_tokens(q, k, v, None, groups.scales, False, dropout_p, _seed(q, dropout_p))
-    q, shift, points = grouped.project(x, weight, bias, groups, recentred, number, beta)
-    return parallel.attend(q, points, shift, _layout(groups), way == "parallel", dropout_p, _seed(q, dropout_p))
+    packed, shift = grouped.project(x, weight, bias, groups, recentred, number, beta)
+    queries = parallel.Queries(groups.batch, groups.heads, groups.tokens, groups.head_dim, groups.row)
+    cudnn = way == "parallel"
+    return parallel.attend(packed, queries, shift, grouped.layout(groups), cudnn, dropout_p, _seed(x, dropout_p))
 
 
-def _seed(q: Tensor, dropout_p: float) -> Tensor | None:
+def _seed(x: Tensor, dropout_p: float) -> Tensor | None:
     """Drawn on the device, so that a replayed CUDA graph drops other weights each time."""
     if not dropout_p:
         return None
-    return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=q.device)
-
-
-@functools.lru_cache(maxsize=64)
-def _layout(groups: Groups) -> tuple[int, ...]:
-    """Where each head's keys and values are in the flat buffer, longest heads first."""
-    numbers: list[int] = []
-    offset, D = 0, groups.head_dim
-    sizes = zip(groups.groups, groups.windows, groups.widths, groups.sizes, strict=True)
-    for (scale, heads), windows, width, size in sizes:
-        for place, head in enumerate(heads):
-            of_keys = offset + place * D
-            of_values = of_keys + width // 2
-            numbers += [head, windows, scale, of_keys, windows * width, width, of_values, windows * width, width]
-        offset += size
-    return tuple(numbers)
+    return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=x.device)
 
 
 def _pool(x: Tensor, padding: Tensor | None, pooling: Pooled, scale: int) -> tuple[Tensor, Tensor | None]:

@@ -117,7 +117,7 @@ def columns(
         share = tl.load(share_ptr + batch * N + n, mask=n < N, other=0.0)[:, None]
         x = tl.where(share > 0, x * share, 0.0)  # a padded token may hold anything
     if SCALE > 1:
-        x /= tl.maximum(tl.minimum(N - n // SCALE * SCALE, SCALE), 1).to(tl.float32)[:, None]
+        x *= (1.0 / tl.maximum(tl.minimum(N - n // SCALE * SCALE, SCALE), 1).to(tl.float32))[:, None]
     tl.store(sums_ptr + tl.program_id(2).to(tl.int64) * sums_batch + tl.program_id(0) * C + c, tl.sum(x, 0), mask=c < C)
 
 
@@ -141,26 +141,55 @@ def total(sums_ptr, out_ptr, R, C, BR: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def pool(x_ptr, out_ptr, N, E, W, SCALE: tl.constexpr, BW: tl.constexpr, BC: tl.constexpr):
-    """The means over windows of SCALE tokens, the last one may be shorter: [B, N, E] to [B, W, E]."""
-    window = tl.program_id(0) * BW + tl.arange(0, BW)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    batch = tl.program_id(2).to(tl.int64)
-    x_ptr += batch * N * E
+def _tokens(at, t, first, here, N, E):
+    """Token t of every window, where there is one."""
+    return tl.load(at + t * E, mask=here & (first + t < N)[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _means(x_ptr, out_ptr, block, c, N, E, SCALE: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
+    """Means over the windows that begin in a block of BN tokens, put in their place; and their sum."""
+    BW: tl.constexpr = triton.next_power_of_2((BN + SCALE - 1) // SCALE)
+    window = tl.cdiv(block * BN, SCALE) + tl.arange(0, BW)
+    first = window * SCALE
+    here = (first < tl.minimum((block + 1) * BN, N))[:, None] & (c[None, :] < E)
+    at = x_ptr + first[:, None] * E + c[None, :]
     mean = tl.zeros((BW, BC), tl.float32)
     if SCALE <= 16:
         for t in tl.static_range(SCALE):
-            rows = window * SCALE + t
-            here = (rows[:, None] < N) & (c[None, :] < E)
-            mean += tl.load(x_ptr + rows[:, None] * E + c[None, :], mask=here, other=0.0).to(tl.float32)
+            mean += _tokens(at, t, first, here, N, E)
     else:
         for t in range(SCALE):
-            rows = window * SCALE + t
-            here = (rows[:, None] < N) & (c[None, :] < E)
-            mean += tl.load(x_ptr + rows[:, None] * E + c[None, :], mask=here, other=0.0).to(tl.float32)
-    mean /= tl.maximum(tl.minimum(N - window * SCALE, SCALE), 1).to(tl.float32)[:, None]
-    at = out_ptr + batch * W * E + window[:, None] * E + c[None, :]
-    tl.store(at, mean.to(out_ptr.dtype.element_ty), mask=(window[:, None] < W) & (c[None, :] < E))
+            mean += _tokens(at, t, first, here, N, E)
+    mean *= (1.0 / tl.maximum(tl.minimum(N - first, SCALE), 1).to(tl.float32))[:, None]
+    if SCALE > 1:
+        tl.store(out_ptr + window[:, None] * E + c[None, :], mean.to(out_ptr.dtype.element_ty), mask=here)
+    return tl.sum(mean, 0)
+
+
+@triton.jit
+def pool(
+    x_ptr, out_ptr, sums_ptr, N, E,
+    SCALES: tl.constexpr, SUMS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Means over windows of so many tokens, the last one may be shorter: [B, N, E] to [B, W, E] of every scale but 1.
+
+    Of the last SUMS scales their sums over every block, [B, SUMS, blocks, E], too. A block's tokens are read again for
+    every scale: they are near by then.
+    """
+    block, blocks = tl.program_id(0), tl.num_programs(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    batch, B = tl.program_id(2).to(tl.int64), tl.num_programs(2)
+    x_ptr += batch * N * E
+    for g in tl.static_range(len(SCALES)):
+        if SCALES[g] > 1 or g >= len(SCALES) - SUMS:
+            W = tl.cdiv(N, SCALES[g])
+            total = _means(x_ptr, out_ptr + batch * W * E, block, c, N, E, SCALES[g], BN, BC)
+            if SCALES[g] > 1:
+                out_ptr += B.to(tl.int64) * W * E
+            if g >= len(SCALES) - SUMS:
+                number = batch * SUMS + g - (len(SCALES) - SUMS)
+                tl.store(sums_ptr + (number * blocks + block) * E + c, total, mask=c < E)
 
 
 @triton.jit
@@ -203,28 +232,30 @@ def shift(
 
 @triton.jit
 def finish(
-    grad_ptr, dq_ptr, beta_ptr, sums_ptr, heads_ptr, H, own, points, blocks, of_queries, beta,
+    grad_ptr, dq_ptr, beta_ptr, sums_ptr, table_ptr, H, of_queries, beta,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, BB: tl.constexpr, RECENTRED: tl.constexpr,
     LEARNED: tl.constexpr,
 ):  # fmt: skip
-    """Of one group of heads: their share in the gradient of μ, −β Σ_i dq_i, added to their keys' in place; and sums of
-    their values'.
+    """A head's share in the gradient of μ, −β Σ_i dq_i, added to that of its keys in place; and sums of its values'.
 
-    heads_ptr: the group's own heads. dq_ptr: Σ_i dq_i in so many blocks.
+    Table: of each head its number and points, where its keys and values are, and strides. dq_ptr: Σ_i dq_i in so many
+    blocks.
     """
     block = tl.program_id(0)
-    column = tl.program_id(1)
+    side = tl.program_id(1) // H  # 0: keys, 1: values
     batch = tl.program_id(2).to(tl.int64)
-    head = tl.load(heads_ptr + column % own)
+    table_ptr += tl.program_id(1) % H * 6
+    head = tl.load(table_ptr)
+    points = tl.load(table_ptr + 1)
     rows = block * BN + tl.arange(0, BN)
     d = tl.arange(0, BD)
     here = (rows[:, None] < points) & (d[None, :] < D)
-    row_stride = 2 * own * D
-    at = grad_ptr + batch * points * row_stride + column * D + rows[:, None] * row_stride + d[None, :]
-    if column >= own:
+    at = grad_ptr + (tl.load(table_ptr + 2 + side) + batch * tl.load(table_ptr + 4)) * D
+    at += rows[:, None] * (tl.load(table_ptr + 5) * D) + d[None, :]
+    if side == 1:
         total = tl.sum(tl.load(at, mask=here, other=0.0).to(tl.float32), 0)
-        tl.store(sums_ptr + (batch * blocks + block) * H * D + head * D + d, total, mask=d < D)
-    elif RECENTRED:
+        tl.store(sums_ptr + (batch * tl.num_programs(0) + block) * H * D + head * D + d, total, mask=d < D)
+    elif RECENTRED and block * BN < points:
         share = _over_blocks(dq_ptr + batch * of_queries * H * D + head * D, of_queries, H * D, d, D, BB, BD) / points
         if LEARNED:
             share *= tl.load(beta_ptr + head).to(tl.float32)
@@ -286,7 +317,7 @@ def biases(
 
 @triton.jit
 def unpool(dx_ptr, points_ptr, table_ptr, N, E, G: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr):
-    """dx_i += Σ over the groups of the gradient of i's window, divided by the window's size.
+    """dx_i = Σ over the groups of the gradient of i's window, divided by the window's size.
 
     Table: scale, windows and first point of each group.
     """
@@ -295,7 +326,7 @@ def unpool(dx_ptr, points_ptr, table_ptr, N, E, G: tl.constexpr, BN: tl.constexp
     batch = tl.program_id(2).to(tl.int64)
     here = (rows[:, None] < N) & (c[None, :] < E)
     at = dx_ptr + batch * N * E + rows[:, None] * E + c[None, :]
-    total = tl.load(at, mask=here, other=0.0).to(tl.float32)
+    total = tl.zeros((BN, BC), tl.float32)
     for group in tl.static_range(G):
         scale = tl.load(table_ptr + group * 3).to(tl.int32)
         windows = tl.load(table_ptr + group * 3 + 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..ops.gpu.launching import power_of_2
 from ..ops.gpu.thirds import side_by_side
-from .grouped import Groups, biases, shift_of_groups, votes
+from .grouped import Groups, bias_gradients, shift_of_groups, votes
 from .launching import forked, launch
 from .recentred import affine, column_sums, recentre
 
@@ -69,7 +69,7 @@ class _Projected(torch.autograd.Function):
             if dx is not None:
                 torch.mm(dqkv, weight, out=dx)
         if dbias is not None:
-            biases(sums, of_values.view(-1, E), beta, number, dbias, groups)
+            bias_gradients(sums, of_values.view(-1, E), beta, number, dbias, groups)
         if dweight is not None:
             torch.mm(dqkv.T, tokens, out=dweight)
         if beta is not None and mean is not None and want_beta:

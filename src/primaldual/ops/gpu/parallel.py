@@ -100,16 +100,29 @@ def run(p: Problem) -> Tensor:
     return _Tokens.apply(p.q, p.k, p.v, beta, p.scales)
 
 
+class Queries(NamedTuple):
+    """Queries [batch, heads, length, dim] at the beginning of a flat buffer; heads side by side, in rows so long."""
+
+    batch: int
+    heads: int
+    length: int
+    dim: int
+    row: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        return flat.as_strided(self[:4], (self.length * self.row, self.dim, self.row, 1))
+
+
 def attend(
-    q: Tensor, points: Tensor, shift: Tensor | None, layout: tuple[int, ...], cudnn: bool, dropout_p: float = 0.0,
-    seed: Tensor | None = None,
+    packed: Tensor, queries: Queries, shift: Tensor | None, layout: tuple[int, ...], cudnn: bool,
+    dropout_p: float = 0.0, seed: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Heads whose keys and values are given, in one flat buffer: q [B, H, L, D]; long ones go back through `cudnn`.
+    """Heads whose queries, keys and values are given in one flat buffer; long ones go back through `cudnn`.
 
     shift [B, H, D] is taken off the queries; its gradient, −Σ_i dq_i, is left to whoever made it.
     """
-    parts = divide(layout, q.shape[2], q.shape[3]) if cudnn else (Part(slice(None), layout, False),)
-    return _Points.apply(q, points, shift, layout, parts, dropout_p, seed)
+    parts = divide(layout, queries.length, queries.dim) if cudnn else (Part(slice(None), layout, False),)
+    return _Points.apply(packed, shift, queries, layout, parts, dropout_p, seed)
 
 
 class Part(NamedTuple):
@@ -315,44 +328,45 @@ def _tokens_by_ours(
 
 
 class _Points(torch.autograd.Function):
-    """Keys and values are given in one buffer, and so are their gradients."""
+    """Queries, keys and values are given in one buffer, and so are their gradients."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, points: Tensor, shift: Tensor | None, layout: tuple[int, ...], parts: tuple[Part, ...],
-        dropout_p: float, seed: Tensor | None,
+        ctx: Any, packed: Tensor, shift: Tensor | None, queries: Queries, layout: tuple[int, ...],
+        parts: tuple[Part, ...], dropout_p: float, seed: Tensor | None,
     ) -> Tensor:  # fmt: skip
         call = Call(layout, Shift.of(shift), dropout_p=dropout_p, seed=seed)
-        out, lse = forward(q, points, points, q.shape[-1], call)
-        ctx.save_for_backward(q, out, lse, shift, points, seed)
-        ctx.settings = parts, dropout_p
+        out, lse = forward(queries.of(packed), packed, packed, queries.dim, call)
+        ctx.save_for_backward(packed, out, lse, shift, seed)
+        ctx.settings = queries, parts, dropout_p
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, out, lse, shift, points, seed = ctx.saved_tensors
-        parts, dropout_p = ctx.settings
-        B, D = q.shape[0], q.shape[-1]
+        packed, out, lse, shift, seed = ctx.saved_tensors
+        queries, parts, dropout_p = ctx.settings
+        B, D = queries.batch, queries.dim
         grad = like_output(grad, out) if any(part.cudnn for part in parts) else grad
-        dq, dpoints = output(q, D), torch.empty_like(points)
+        found = torch.empty_like(packed)
+        q, dq = queries.of(packed), queries.of(found)
         fork = _forked(parts, q)
         for number, part in enumerate(parts):
             heads = part.heads
             mine = None if shift is None else shift[:, heads]
             with fork.part(number):
                 if part.cudnn:
-                    keys, values = (_heads_of(points, part, B, D, side) for side in (False, True))
+                    keys, values = (_heads_of(packed, part, B, D, side) for side in (False, True))
                     own = _placed(q[:, heads], out, mine)
-                    found = by_cudnn(grad[:, heads], own, keys, values, out[:, heads], lse[:, heads])
-                    to = dq[:, heads], *(_heads_of(dpoints, part, B, D, side) for side in (False, True))
-                    for x, there in zip(found, to, strict=True):
+                    each = by_cudnn(grad[:, heads], own, keys, values, out[:, heads], lse[:, heads])
+                    to = dq[:, heads], *(_heads_of(found, part, B, D, side) for side in (False, True))
+                    for x, there in zip(each, to, strict=True):
                         place(x, there)
                 else:
                     call = Call(part.layout, Shift.of(mine), dropout_p=dropout_p, seed=seed)
                     backward(
-                        grad[:, heads], q[:, heads], points, points, out[:, heads], lse[:, heads].contiguous(), call,
-                        dpoints, dpoints, 0, dq=dq[:, heads],
+                        grad[:, heads], q[:, heads], packed, packed, out[:, heads], lse[:, heads].contiguous(), call,
+                        found, found, 0, dq=dq[:, heads],
                     )  # fmt: skip
         fork.join()
-        return dq, dpoints, *[None] * 5
+        return found, *[None] * 6
