@@ -88,6 +88,7 @@ def less_mean(x: Tensor, sums: Tensor, to: Tensor, factor: float, beta: Tensor |
     """to = x − factor · β · (the sum over the blocks of `sums`), for [B, H, N, D]; β is [H], or None for 1."""
     B, H, N, D = to.shape
     x, blocks = in_rows(x), sums.shape[2]
+    beta = None if beta is None else beta.contiguous()
     launching.launch(
         ("less_mean", blocks, factor, beta is None, to.device, *kind(x, to)),
         (x, sums, beta, to),

@@ -43,8 +43,9 @@ class _Recentred(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, factor: float, dropout_p: float
     ) -> Tensor:
+        q, k, v = in_rows(q), in_rows(k), in_rows(v)
         factor /= k.shape[2]
-        sums, own = sum_rows(k), torch.empty_like(in_rows(q))
+        sums, own = sum_rows(k), torch.empty_like(q)
         less_mean(q, sums, own, factor, beta)
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(own, k, v, None, True, dropout_p, False, False)
         ctx.save_for_backward(own, k, v, found[0], found[1], found[6], found[7], beta, sums)
