@@ -24,7 +24,7 @@ def test_the_mean_is_taken_off(rows: int, side_by_side: bool, learned: bool) -> 
     keys, x = torch.randn(2, 2, 3, rows, 5).unbind(0)
     if side_by_side:
         keys, x = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (keys, x))
-    beta = torch.tensor([0.5, -1.0, 2.0]) if learned else None
+    beta = torch.tensor([0.5, 7.0, -1.0, 7.0, 2.0])[::2] if learned else None
     sums = sum_rows(keys)
     within = {"rtol": 0.0, "atol": rows * keys.abs().max().item() * torch.finfo(torch.float32).eps}  # of such a sum
     torch.testing.assert_close(sums.sum(2), keys.double().sum(2).float(), **within)

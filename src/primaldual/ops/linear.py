@@ -10,24 +10,19 @@ On a GPU elu + 1 and random features run in the kernels of `linear_triton`, whic
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from ..dual import Reassociate
 from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
+from .gpu.launching import interpreted, without_triton
 from .pooling import Pool, causal_pool, fit_length, pool
 from .problem import Problem
 from .statistics import moments
 
 CHUNK = 64
 """Windows per chunk of the causal form."""
-
-_TRITON = find_spec("triton") is not None
-_KERNEL_DEVICES = ("cuda", "cpu") if os.environ.get("TRITON_INTERPRET") == "1" else ("cuda",)
 
 
 def refusal(problem: Problem) -> str | None:
@@ -104,7 +99,7 @@ def _causal(p: Problem) -> Tensor:
 def _has_kernel(p: Problem) -> bool:
     """Whether the kernels of `linear_triton` compute this."""
     features, projection = p.primal.features, p.parameters.get("projection")
-    if not (_TRITON and p.q.device.type in _KERNEL_DEVICES and type(p.primal.normalizer) is KernelSum):
+    if without_triton() or not (p.q.is_cuda or interpreted()) or type(p.primal.normalizer) is not KernelSum:
         return False
     if type(features) not in (EluPlusOne, RandomFeatures) or (projection is not None and projection.requires_grad):
         return False

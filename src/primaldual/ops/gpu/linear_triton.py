@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import linear_causal_kernels as causal_kernels
 from . import linear_kernels as kernels
+from .launching import block_of
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_DIM = 128
@@ -252,10 +252,6 @@ def _laid_out_as(x: Tensor, dim: int) -> Tensor:
     return x.new_empty(B, H, N, dim)
 
 
-def _block(dim: int) -> int:
-    return max(16, triton.next_power_of_2(dim))
-
-
 def _sizes(kernel: str, q: Tensor, v: Tensor, omega: Tensor | None, *lengths: int) -> dict[str, Any]:
     """What a kernel is compiled for."""
     D, C = q.shape[3], v.shape[3]
@@ -263,8 +259,9 @@ def _sizes(kernel: str, q: Tensor, v: Tensor, omega: Tensor | None, *lengths: in
     rows, warps, stages = launch(kernel, q.dtype, max(D, F, C))
     return {
         "EVEN": len({*lengths}) == 1 and lengths[0] % rows == 0, "D": D, "F": F, "C": C,
-        "BLOCK": rows, "BLOCK_D": _block(D), "BLOCK_F": _block(F), "BLOCK_C": _block(C), "RANDOM": omega is not None,
-        "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee", "STAGES": stages, "num_warps": warps,
+        "BLOCK": rows, "BLOCK_D": block_of(D), "BLOCK_F": block_of(F), "BLOCK_C": block_of(C),
+        "RANDOM": omega is not None, "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
+        "STAGES": stages, "num_warps": warps,
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class Shift(NamedTuple):
 
     sums: Tensor  # [B, H, blocks, D], float32 and contiguous
     factor: float = 1.0
-    beta: Tensor | None = None  # [H], float32 and contiguous; None for 1
+    beta: Tensor | None = None  # [H], float32; None for 1
     table: Tensor | None = None  # of heads with windows: a row has its share in the mean over the windows' means
 
     @property
@@ -76,6 +76,7 @@ def place(x: Tensor, to: Tensor, *, window: int = 1, shift: Shift | None = None)
     B, H, N, D = to.shape
     x = in_rows(x)
     sums, factor, beta, table = (None, 0.0, None, None) if shift is None else shift
+    beta = None if beta is None else beta.contiguous()
     blocks = 1 if shift is None else shift.blocks
     launching.launch(
         ("place", window, blocks, factor, sums is None, beta is None, _identity(table), to.device, *kind(x, to)),

@@ -7,13 +7,22 @@ import triton
 import triton.language as tl
 
 from .kernel_dropout import drop
+from .ragged_backward_blocks import (
+    backward_block,
+    backward_head,
+    backward_keys,
+    backward_queries_blocks,
+    load_lse,
+    score_gradient,
+    unflat,
+    weight,
+)
 from .ragged_parts import (
     LOG2E,
     OWN,
     begin,
     hash_columns,
     hash_rows,
-    in_pattern,
     load,
     pattern_of,
     places_of,
@@ -22,33 +31,7 @@ from .ragged_parts import (
     store,
     strides,
     tokens_of,
-    visible,
 )
-
-
-@triton.jit
-def _weight(x):
-    """2^x, for a score less its log-sum-exp: at most 1, also where scores of 10⁷ and more are rounded by more than 1.
-
-    Beyond the last point, where keys and values are zeros, it is thus finite too, and adds nothing.
-    """
-    return tl.exp2(tl.minimum(x, 0.0))
-
-
-@triton.jit
-def _score_gradient(p, dropped, dp, delta_row, DROPOUT: tl.constexpr):
-    """keep · ds, of keep · delta."""
-    if DROPOUT:
-        return dropped * dp - p * delta_row
-    else:
-        return p * (dp - delta_row)
-
-
-@triton.jit
-def _load_lse(pointer, rows, limit):
-    """In units of log 2; +inf where a query sees nothing, so that its weights are zero."""
-    lse = tl.load(pointer + rows, mask=rows < limit, other=float("-inf"))
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 
 @triton.jit
@@ -80,280 +63,13 @@ def delta(
         tl.store(sum_ptr + place + tl.arange(0, BM * BLOCK_D), tl.zeros((BM * BLOCK_D,), tl.float32))
     if SWEEP:
         at = delta_ptr + (batch * H + head) * 3 * width + rows
-        tl.store(at, _load_lse(lse_ptr + (batch * H + head) * L, rows, L))
+        tl.store(at, load_lse(lse_ptr + (batch * H + head) * L, rows, L))
         tl.store(at + width, total * keep)
         if DROPOUT:
             bits = hash_rows(tl.load(seed_ptr).to(tl.uint32), batch * H + head, rows)
             tl.store(at + 2 * width, bits.to(tl.float32, bitcast=True))
     else:
         tl.store(delta_ptr + (batch * H + head) * L + rows, total, mask=rows < L)
-
-
-@triton.jit
-def _store_points(
-    dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-):  # fmt: skip
-    """Gradients of points to their tokens: every token of a window has an equal share in its mean."""
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    inside = (columns < count)[:, None]
-    for place in range(expand):
-        token = columns * expand + place
-        size = tl.minimum(tokens - columns * expand, expand)
-        share = 1.0 / tl.maximum(size, 1).to(tl.float32)
-        write = inside & (token[:, None] < tokens)
-        dk_at = dk_ptr + token[:, None] * dk_row + d[None, :]
-        dv_at = dv_ptr + token[:, None] * dv_row + dv[None, :]
-        tl.store(dk_at, (dk * share[:, None]).to(dk_ptr.dtype.element_ty), mask=write & (d[None, :] < D))
-        tl.store(dv_at, (dvalue * share[:, None]).to(dv_ptr.dtype.element_ty), mask=write & (dv[None, :] < DV))
-
-
-@triton.jit
-def _load_points(
-    columns, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, count, seed,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
-    HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
-):  # fmt: skip
-    """Keys, values, bias in units of log 2 and hashes of a block of points; the columns themselves without dropout."""
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    k = load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, count, d, D, BLOCK_D, True)
-    v = load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, count, dv, DV, BLOCK_DV, True)
-    bias = tl.zeros((BN,), tl.float32)
-    if HAS_BIAS:
-        bias += tl.load(bias_ptr + columns, mask=columns < count, other=float("-inf")) * LOG2E
-    column_bits = columns
-    if DROPOUT:
-        column_bits = hash_columns(seed, columns)
-    return k, v, bias, column_bits
-
-
-@triton.jit
-def _flat(tile, R: tl.constexpr, C: tl.constexpr):
-    """A product in the order in which threads hold it, so that it leaves from their registers as it is.
-
-    Of every 16 × 8 numbers a thread holds two side by side, and the two 8 rows below; then come its neighbours'. In
-    another order it would only take longer.
-    """
-    tile = tl.permute(tl.reshape(tile, (R // 16, 2, 8, 2, C // 16, 4, 2)), (4, 3, 0, 2, 5, 1, 6))
-    return tl.reshape(tile, (R * C,))
-
-
-@triton.jit
-def _unflat(numbers, R: tl.constexpr, C: tl.constexpr):
-    numbers = tl.permute(tl.reshape(numbers, (C // 16, 2, R // 16, 8, 4, 2, 2)), (2, 5, 3, 1, 0, 4, 6))
-    return tl.reshape(numbers, (R, C))
-
-
-@triton.jit
-def _backward_block(
-    first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale, threshold,
-    keep,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
-    ALONE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dk and dv of the points from `first` on, over all queries, every score once; their share of dq goes to `sum_ptr`.
-
-    A program that has the head to itself (ALONE) writes the first share there and adds the others. Else all add to
-    zeros, in any order, without the factor `back`: `settle` has it.
-    """
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    back = scale / (LOG2E * keep)  # from keep · ds to gradients
-    columns = first + tl.arange(0, BN)
-    k, v, bias, column_bits = _load_points(
-        columns,
-        k_ptr,
-        v_ptr,
-        k_stride,
-        v_stride,
-        bias_ptr,
-        count,
-        seed,
-        D,
-        DV,
-        BLOCK_D,
-        BLOCK_DV,
-        BN,
-        HAS_BIAS,
-        DROPOUT,
-    )
-    span, step, arc = pattern_of(marks_ptr, PATTERN)
-    dk = tl.zeros((BN, BLOCK_D), tl.float32)
-    dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
-    for start in tl.range(0, L, BM):
-        rows = start + tl.arange(0, BM)
-        q = load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
-        grad = load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
-        lse = tl.load(rows_ptr + rows)
-        delta_row = tl.load(rows_ptr + width + rows)
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        if HAS_BIAS:
-            p = _weight(s * scale + (bias[:, None] - lse[None, :]))
-        else:
-            p = _weight(s * scale - lse[None, :])
-        near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)
-        p = in_pattern(p, 0.0, columns[:, None], near[None, :], turn[None, :], span, step, arc, PATTERN)
-        dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
-        dropped = p
-        if DROPOUT:
-            row_bits = tl.load(rows_ptr + 2 * width + rows).to(tl.uint32, bitcast=True)
-            dropped = drop(p, row_bits[None, :], column_bits[:, None], threshold)
-        dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
-        ds = _score_gradient(p, dropped, dp, delta_row[None, :], DROPOUT)
-        ds = ds.to(q.dtype)
-        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-        if ALONE:
-            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
-            at = sum_ptr + rows[:, None] * D + d[None, :]
-            here = (rows[:, None] < L) & (d[None, :] < D)
-            tl.store(at, dq + tl.load(at, mask=here & (first > 0), other=0.0), mask=here)
-        else:
-            if BM < 64 and BLOCK_D >= 64:  # Hopper's products have 64 rows
-                dq = _flat(tl.dot(tl.trans(k), ds, input_precision=PRECISION), BLOCK_D, BM)
-            else:
-                dq = _flat(tl.dot(tl.trans(ds), k, input_precision=PRECISION), BM, BLOCK_D)
-            tl.atomic_add(sum_ptr + start * BLOCK_D + tl.arange(0, BM * BLOCK_D), dq, sem="relaxed")
-    _store_points(
-        dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
-        BLOCK_DV,
-    )  # fmt: skip
-
-
-@triton.jit
-def _backward_head(
-    q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, L, count, seed, scale,
-    threshold, keep,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """All gradients of a head in one sweep, every score once; `sum_ptr` holds dq in float32 from block to block."""
-    d = tl.arange(0, BLOCK_D)
-    for first in tl.range(0, count, BN, num_stages=1):
-        _backward_block(
-            first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-            marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale,
-            threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM, BN, EVEN, HAS_BIAS, PATTERN, DROPOUT, True, PRECISION,
-        )  # fmt: skip
-        tl.debug_barrier()  # the sums may be read by other threads than wrote them
-    for start in tl.range(0, L, BM):
-        rows = start + tl.arange(0, BM)
-        dq = load(sum_ptr + rows[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True)
-        store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
-
-
-@triton.jit
-def _backward_keys(
-    q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, batch_head, block, L, count,
-    window, seed, scale, threshold, keep,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr,
-    DROPOUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dk and dv of one block of points, over all queries; and dq, where the block is all that the head has (WHOLE)."""
-    columns = block * BN + tl.arange(0, BN)
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    k, v, bias, column_bits = _load_points(
-        columns,
-        k_ptr,
-        v_ptr,
-        k_stride,
-        v_stride,
-        bias_ptr,
-        count,
-        seed,
-        D,
-        DV,
-        BLOCK_D,
-        BLOCK_DV,
-        BN,
-        HAS_BIAS,
-        DROPOUT,
-    )
-    back = scale / (LOG2E * keep)  # from keep · ds to gradients
-    span, step, arc = pattern_of(marks_ptr, PATTERN)
-    dk = tl.zeros((BN, BLOCK_D), tl.float32)
-    dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
-    first_row = 0
-    if CAUSAL:  # the first query that sees the block's first point
-        first_row = tl.where(window == 1, block * BN, (block * BN + 1) * window) // BM * BM
-    rows = first_row + tl.arange(0, BM)
-    lse = _load_lse(lse_base, rows, L)
-    delta_row = tl.zeros((BM,), tl.float32)
-    if not WHOLE:
-        delta_row = tl.load(delta_base + rows, mask=rows < L, other=0.0)
-    for start in tl.range(first_row, L, BM):
-        rows = start + tl.arange(0, BM)
-        q = load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
-        grad = load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
-        next_lse = _load_lse(lse_base, rows + BM, L)  # one block ahead: nothing else hides its latency
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        if HAS_BIAS:
-            p = _weight(s * scale + (bias[:, None] - lse[None, :]))
-        else:
-            p = _weight(s * scale - lse[None, :])
-        if CAUSAL:
-            p = tl.where(columns[:, None] < visible(rows, count, window)[None, :], p, 0.0)
-        near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)
-        p = in_pattern(p, 0.0, columns[:, None], near[None, :], turn[None, :], span, step, arc, PATTERN)
-        dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
-        dropped = p
-        if DROPOUT:
-            dropped = drop(p, hash_rows(seed, batch_head, rows)[None, :], column_bits[:, None], threshold)
-        dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
-        if WHOLE:
-            ds = _score_gradient(p, dropped, dp, tl.sum(dropped * dp, 0)[None, :], DROPOUT)
-        else:
-            next_delta = tl.load(delta_base + rows + BM, mask=rows + BM < L, other=0.0)
-            ds = _score_gradient(p, dropped, dp, (delta_row * keep)[None, :], DROPOUT)
-            delta_row = next_delta
-        ds = ds.to(q.dtype)
-        dk = tl.dot(ds, q, dk, input_precision=PRECISION)
-        if WHOLE:
-            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
-            store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
-        lse = next_lse
-    _store_points(
-        dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
-        BLOCK_DV,
-    )  # fmt: skip
-
-
-@triton.jit
-def _backward_queries_blocks(
-    dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
-    start, end, row_bits, seed, scale, threshold,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
-    MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    for first in tl.range(start, end, BN):
-        columns = first + tl.arange(0, BN)
-        k = load(k_ptr + columns[:, None] * k_stride + d[None, :], columns, end, d, D, BLOCK_D, MASKED)
-        v = load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, end, dv, DV, BLOCK_DV, MASKED)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        if HAS_BIAS:
-            s += tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))[None, :] * LOG2E
-        p = _weight(s - lse[:, None])
-        p = in_pattern(p, 0.0, columns[None, :], near[:, None], turn[:, None], span, step, arc, PATTERN)
-        if MASKED:
-            p = tl.where(columns[None, :] < seen[:, None], p, 0.0)
-        dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
-        dropped = p
-        if DROPOUT:
-            dropped = drop(p, row_bits[:, None], hash_columns(seed, columns)[None, :], threshold)
-        ds = _score_gradient(p, dropped, dp, delta_row[:, None], DROPOUT)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
-    return dq
 
 
 @triton.jit
@@ -432,28 +148,28 @@ def backward(
             expand = 1
             limit = count
         if PARTS == 8:
-            _backward_head(
+            backward_head(
                 q_base, grad_base, delta_base, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
                 marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
                 L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
                 HAS_BIAS, PATTERN, DROPOUT, PRECISION,
             )  # fmt: skip
         elif PARTS == 16:
-            _backward_block(
+            backward_block(
                 block * BN_K, q_base, grad_base, delta_base, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride,
                 bias_ptr, marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row,
                 grad_row, L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
                 HAS_BIAS, PATTERN, DROPOUT, False, PRECISION,
             )  # fmt: skip
         elif PARTS == 4 or (PARTS > 4 and kind == 2):
-            _backward_keys(
+            backward_keys(
                 q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
                 marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
                 batch_head, block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K,
                 BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, True, PRECISION,
             )  # fmt: skip
         elif PARTS != 4:
-            _backward_keys(
+            backward_keys(
                 q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
                 marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
                 batch_head, block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K,
@@ -463,7 +179,7 @@ def backward(
         rows = block * BM_Q + tl.arange(0, BM_Q)
         q = load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, True)
         grad = load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
-        lse = _load_lse(lse_base, rows, L)
+        lse = load_lse(lse_base, rows, L)
         delta_row = tl.load(delta_base + rows, mask=rows < L, other=0.0) * keep
         back = scale / (LOG2E * keep)
         row_bits = rows
@@ -473,12 +189,12 @@ def backward(
         span, step, arc = pattern_of(marks_ptr, PATTERN)
         near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)
         dq = tl.zeros((BM_Q, BLOCK_D), tl.float32)
-        dq = _backward_queries_blocks(
+        dq = backward_queries_blocks(
             dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
             0, clear, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS, PATTERN,
             DROPOUT, PRECISION,
         )  # fmt: skip
-        dq = _backward_queries_blocks(
+        dq = backward_queries_blocks(
             dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
             clear, end, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS, PATTERN,
             DROPOUT, PRECISION,
@@ -490,12 +206,12 @@ def backward(
             s = tl.sum(q.to(tl.float32) * own_k, 1) * scale
             if HAS_BIAS:
                 s += tl.load(own_bias_ptr + own, mask=rows < L, other=0.0) * LOG2E
-            p = tl.where(window > 1, _weight(s - lse), 0.0)
+            p = tl.where(window > 1, weight(s - lse), 0.0)
             dp = tl.sum(grad.to(tl.float32) * own_v, 1)
             dropped = p
             if DROPOUT:
                 dropped = drop(p, row_bits, hash_columns(seed, rows * 0 + OWN), threshold)
-            ds = _score_gradient(p, dropped, dp, delta_row, DROPOUT)
+            ds = score_gradient(p, dropped, dp, delta_row, DROPOUT)
             dq += ds[:, None] * own_k
             down_k = ds[:, None] * q.to(tl.float32) * back
             down_v = (dropped / keep)[:, None] * grad.to(tl.float32)
@@ -521,7 +237,7 @@ def settle(
     sum_ptr += (batch * H + head) * width * BLOCK_D + first * BLOCK_D
     dq = tl.load(sum_ptr + tl.arange(0, BM * BLOCK_D)) * factor
     if BM < 64 and BLOCK_D >= 64:
-        dq = tl.trans(_unflat(dq, BLOCK_D, BM))
+        dq = tl.trans(unflat(dq, BLOCK_D, BM))
     else:
-        dq = _unflat(dq, BM, BLOCK_D)
+        dq = unflat(dq, BM, BLOCK_D)
     store(dq_ptr + batch * dq_batch + head * dq_head + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)

@@ -35,7 +35,7 @@ def run(p: Problem) -> Tensor:
     beta = p.parameters.get("beta") if map_.learnable else None
     if beta is None:
         return _Recentred.apply(p.q, p.k, p.v, None, map_.beta, p.dropout_p)
-    return _Recentred.apply(p.q, p.k, p.v, beta.float().contiguous(), 1.0, p.dropout_p)
+    return _Recentred.apply(p.q, p.k, p.v, beta.float(), 1.0, p.dropout_p)
 
 
 class _Recentred(torch.autograd.Function):
@@ -43,8 +43,9 @@ class _Recentred(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, factor: float, dropout_p: float
     ) -> Tensor:
+        q, k, v = in_rows(q), in_rows(k), in_rows(v)
         factor /= k.shape[2]
-        sums, own = sum_rows(k), torch.empty_like(in_rows(q))
+        sums, own = sum_rows(k), torch.empty_like(q)
         place(q, own, shift=Shift(sums, factor, beta))
         found = torch.ops.aten._scaled_dot_product_cudnn_attention(own, k, v, None, True, dropout_p, False, False)
         ctx.save_for_backward(own, k, v, found[0], found[1], found[6], found[7], beta, sums)

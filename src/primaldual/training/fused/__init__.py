@@ -5,11 +5,11 @@ before. A program of most kernels works on some columns of a run of `span` rows 
 as one partial sum per run. Kernels are imported where they are launched: not everybody has Triton.
 """
 
+from .division import usable
 from .dropout import Dropout
 from .embedding import embed
 from .head import head
 from .layers import add_norm, feed_forward, linear, linear_beside
 from .norms import Norm
-from .passes import usable
 
 __all__ = ["Dropout", "Norm", "add_norm", "embed", "feed_forward", "head", "linear", "linear_beside", "usable"]

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ...ops.gpu.launching import power_of_2
+from .division import MULTIPROCESSORS, STAGES, columns_of
 from .dropout import Dropout, drop_arguments
-from .passes import MULTIPROCESSORS, STAGES, columns_of
 
 
 def embed(x: Tensor, bias: Tensor, positions: Tensor, factor: float, drop: Dropout | None) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .division import divided
 from .dropout import Dropout, drop_arguments
 from .norms import Norm, normalised, normalised_backward
-from .passes import divided
 from .sums import fold, row_sum, weight_gradient
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .division import divided
 from .dropout import Dropout, drop_arguments
-from .passes import divided
 from .sums import fold
 
 MOMENTUM, EPS = 0.1, 1e-5

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...ops.gpu.launching import power_of_2
-from .passes import MULTIPROCESSORS, divided
+from .division import MULTIPROCESSORS, divided
 
 
 def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
