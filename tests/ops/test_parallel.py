@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from primaldual import mechanism
+from primaldual.ops.estimates import H200, describe, estimate
 from primaldual.ops.gpu import parallel, ragged_ops
 from primaldual.ops.gpu.parallel import divide
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 from support.cudnn import stand_in
 from support.interpreter import child_process, interpreted
-from support.ragged import check
+from support.ragged import adding_up, check
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -61,9 +62,35 @@ def test_every_head_has_a_beta_of_its_own() -> None:
     expected = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch, [48, 12])
-        out = parallel._Tokens.apply(*leaves, SCALES)
+        out = parallel._Tokens.apply(*leaves, 1.0, SCALES)
         found = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
     assert all(relative_error(mine, other) < 4e-3 for mine, other in zip(found, expected, strict=True))
+
+
+@interpreted
+def test_a_number_for_beta_is_not_rounded() -> None:
+    leaves = [(torch.randn(2, 6, 48, 16) + 24).half().requires_grad_() for _ in range(3)]
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch, [48, 12])
+        for beta, factor in ((None, 0.7), (torch.full((6,), 0.7), 1.0)):
+            out = parallel._Tokens.apply(*leaves, beta, factor, SCALES)
+            found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)])
+    assert all(relative_error(mine, other) < 1e-6 for mine, other in zip(*found, strict=True))
+
+
+@interpreted
+@pytest.mark.parametrize("long", [[144], [144, 72, 36, 18]], ids=["the longest", "all"])
+@pytest.mark.parametrize("name", ["sh", "bn+sh"])
+def test_as_many_launches_as_the_plan_counts(name: str, long: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, long)
+    leaves = [torch.randn(2, 6, 144, 64, dtype=torch.float16, requires_grad=True) for _ in range(3)]
+    p = Problem(PRIMALS[name], *leaves, None, None, None, None, False, 0.0, {}, False)
+    with adding_up() as names:
+        parallel.run(p).backward(leaves[0].detach())
+    others = 3 * len(long) + (4 if len(long) == 4 else 2)  # cuDNN's, and a copy of the log-sum-exps for every part
+    work = describe(p, backward=True, captured=True)._replace(device=H200)
+    assert len(names) + others == estimate("sdpa", work).launches
 
 
 @interpreted

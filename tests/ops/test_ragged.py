@@ -175,6 +175,17 @@ def test_queries_less_their_shift_are_kept_for_the_way_back_alone() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("length", [70, 72])  # windows that are not whole, and whole ones
+@pytest.mark.parametrize("name", ["softmax", "sh", "bn", "bn+sh"])
+def test_as_many_launches_as_the_plan_counts(name: str, length: int) -> None:
+    primal = mechanism(name, **({"scales": (4, 1)} if name.endswith("sh") else {}))
+    q, k, v = (x.requires_grad_() for x in tensors((length, length, 8, 8), heads=2))
+    with adding_up() as names:
+        attention(q, k, v, primal, impl="ragged").sum().backward()
+    assert len(names) == plan(q, k, v, primal, impl="ragged").estimates["ragged"].launches
+
+
+@interpreted
 def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
     q, k, v = tensors((3, 4, 8, 8), heads=1)
     bias = torch.full((1, 1, 4), -torch.inf)

@@ -256,13 +256,16 @@ def _rows(work: Work) -> float:
 
 
 def _beside(work: Work) -> _Count:
-    """Ours forward; backward three kernels of cuDNN's and five launches around them for a long group, beside ours."""
+    """Ours forward; backward three kernels of cuDNN's and five launches around them for a long group, beside ours.
+
+    The five are as many with re-centring. Ours come after a copy of their share of the log-sum-exps.
+    """
     ours, fit = _ragged(work), work.device.fits["sdpa"]
     if not work.backward:
         return ours._replace(launches=ours.launches + 1)  # the same, and of equals ours is to be taken
     busy = _attention(work, work.points, fit.row, fit.narrowest)
     groups = len(work.groups)
-    back = 8 * work.long + (ours.back if work.long < groups else 5 * work.maps)
+    back = 8 * work.long + (ours.back + 1 if work.long < groups else 0)
     return ours._replace(fit="sdpa", back=back, parts=groups, busy=busy)
 
 
@@ -295,12 +298,15 @@ def _sdpa(work: Work) -> _Count:
 
 
 def _ragged(work: Work) -> _Count:
-    """All heads in one launch forward, two backward, after one that pools; outside of these torch pools and joins."""
+    """All heads in one launch forward, two backward, after one that pools; outside of these torch pools and joins.
+
+    Re-centring adds a sum over rows each way, and backward a pass over the gradients of the keys.
+    """
     name = "compiled" if work.compiled and work.inside and not work.pieces else "ragged"
     fit, keys = work.device.fits[name], work.points * (0.5 if work.causal else 1.0)
     forward, back = 1 + (work.pooled > 0), 2
     if work.inside:
-        forward, back = forward + 3 * work.maps, back + 5 * work.maps
+        forward, back = forward + work.maps, back + 2 * work.maps
     else:
         groups = len(work.groups)
         forward, back = forward + groups * (6 + 3 * work.maps), back + groups * (6 + 4 * work.maps)

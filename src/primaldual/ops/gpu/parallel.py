@@ -90,14 +90,13 @@ def usable(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def run(p: Problem) -> Tensor:
     """Outputs [B, H, L, Dv]."""
-    beta = None
+    beta, factor = None, 0.0
     if p.primal.point_maps:
         map_ = p.primal.point_maps[0]
         assert isinstance(map_, Recenter)
         beta = p.parameters.get("beta") if map_.learnable else None
-        beta = p.q.new_full((p.q.shape[1],), map_.beta) if beta is None else beta
-        beta = beta.float().contiguous()
-    return _Tokens.apply(p.q, p.k, p.v, beta, p.scales)
+        beta, factor = (None, map_.beta) if beta is None else (beta.float(), 1.0)
+    return _Tokens.apply(p.q, p.k, p.v, beta, factor, p.scales)
 
 
 class Queries(NamedTuple):
@@ -232,23 +231,29 @@ def _forked(parts: tuple[Part, ...], q: Tensor) -> Fork:
 
 
 class _Tokens(torch.autograd.Function):
-    """Keys and values are given token by token, and pooled here; the mean of windows that are whole is the tokens'."""
+    """Keys and values are given token by token, and pooled here; the mean of windows that are whole is the tokens'.
+
+    Queries are re-centred by that times a factor, and times β where there is one.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...]) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, factor: float, scales: tuple[int, ...]
+    ) -> Tensor:  # fmt: skip
         q, k, v = in_rows(q), in_rows(k), in_rows(v)
         B, _, S, D = k.shape
         apart = scales.count(1)
         layout = _layout(scales, B, S, D, v.shape[-1], apart > 0)
-        sums = None if beta is None else sum_rows(k)
-        shift = None if sums is None else Shift(sums, 1 / S, beta)
+        factor /= S
+        sums = sum_rows(k) if factor else None
+        shift = None if sums is None else Shift(sums, factor, beta)
         out = output(q, v.shape[-1])
-        shifted = None if beta is None else _own(q, out)
+        shifted = None if shift is None else _own(q, out)
         keys, values, _ = pool(k, v, layout, False, apart)
         call = Call(layout, shift, tokens=(k, v) if apart else (None, None))
         _, lse = forward(q, keys, values, v.shape[-1], call, shifted, out)
         ctx.save_for_backward(q if shifted is None else shifted, k, v, out, lse, beta, keys, values, sums)
-        ctx.parts = divide(layout, q.shape[2], D)
+        ctx.settings = divide(layout, q.shape[2], D), factor
         return out
 
     @staticmethod
@@ -258,17 +263,18 @@ class _Tokens(torch.autograd.Function):
         grad = like_output(grad, out)
         dq, dk, dv = output(out, q.shape[-1]), output(k, k.shape[-1]), output(v, v.shape[-1])
         found = []
-        fork = _forked(ctx.parts, q)
-        for number, part in enumerate(ctx.parts):
+        parts, factor = ctx.settings
+        fork = _forked(parts, q)
+        for number, part in enumerate(parts):
             with fork.part(number):
                 mine = _Share(*(x[:, part.heads] for x in (grad, q, k, v, out, lse, dq, dk, dv)))
                 way = _tokens_by_cudnn if part.cudnn else _tokens_by_ours
-                found.append(way(part, mine, keys, values, None if beta is None else beta[part.heads]))
+                found.append(way(part, mine, keys, values, factor, None if beta is None else beta[part.heads]))
         fork.join()
         if not ctx.needs_input_grad[3]:
-            return dq, dk, dv, None, None
+            return dq, dk, dv, *[None] * 3
         of_queries = torch.cat([x.sum(2) for x in found if x is not None], 1)
-        return dq, dk, dv, (of_queries * sums.sum(2)).sum((0, 2)) / -k.shape[2], None
+        return dq, dk, dv, -factor * (of_queries * sums.sum(2)).sum((0, 2)), None, None
 
 
 class _Share(NamedTuple):
@@ -286,21 +292,21 @@ class _Share(NamedTuple):
 
 
 def _tokens_by_cudnn(
-    part: Part, mine: _Share, keys: Tensor, values: Tensor, beta: Tensor | None
+    part: Part, mine: _Share, keys: Tensor, values: Tensor, factor: float, beta: Tensor | None
 ) -> Tensor | None:  # fmt: skip
-    """Gradients of a part's queries and tokens, into dq, dk and dv; and sums over the first, where there is β."""
+    """Gradients of a part's queries and tokens, into dq, dk and dv; and sums over the first, where it is re-centred."""
     grad, q, k, v, out, lse, dq, dk, dv = mine
-    tokens, sums, shift = k.shape[2], None, None
+    sums = shift = None
     if part.window > 1:
         B, D, DV = q.shape[0], k.shape[-1], v.shape[-1]
         k, v = _heads_of(keys, part, B, D, False), _heads_of(values, part, B, DV, True)
-    if beta is None:
+    if not factor:
         q = _placed(q, out)
     dqueries, dkeys, dvalues = by_cudnn(grad, q, k, v, out, lse)
     place(dqueries, dq)
-    if beta is not None:
+    if factor:
         sums = sum_rows(dqueries)
-        shift = Shift(sums, 1 / tokens, beta)
+        shift = Shift(sums, factor, beta)
     place(dkeys, dk, window=part.window, shift=shift)
     place(dvalues, dv, window=part.window)
     return sums
@@ -314,16 +320,16 @@ def _placed(q: Tensor, out: Tensor, shift: Tensor | None = None) -> Tensor:
 
 
 def _tokens_by_ours(
-    part: Part, mine: _Share, keys: Tensor, values: Tensor, beta: Tensor | None
+    part: Part, mine: _Share, keys: Tensor, values: Tensor, factor: float, beta: Tensor | None
 ) -> Tensor | None:  # fmt: skip
     """The same, of heads over different numbers of points."""
     grad, q, k, v, out, lse, dq, dk, dv = mine
     call = Call(part.layout, tokens=(k, v) if part.window == 1 else (None, None))
     backward(grad, q, keys, values, out, lse.contiguous(), call, dk, dv, k.shape[2], dq=dq)
-    if beta is None:
+    if not factor:
         return None
     sums = sum_rows(dq)
-    place(dk, dk, shift=Shift(sums, 1 / k.shape[2], beta))
+    place(dk, dk, shift=Shift(sums, factor, beta))
     return sums
 
 

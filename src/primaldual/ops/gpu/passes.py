@@ -79,7 +79,7 @@ def place(x: Tensor, to: Tensor, *, window: int = 1, shift: Shift | None = None)
     beta = None if beta is None else beta.contiguous()
     blocks = 1 if shift is None else shift.blocks
     launching.launch(
-        ("place", window, blocks, factor, sums is None, beta is None, _identity(table), to.device, *kind(x, to)),
+        ("place", window, factor, _identity(table), to.device, *kind(x, sums, beta, to)),
         (x, sums, beta, to),
         lambda: (
             ragged_work.kernels().place, (-(-N // 128), H, B),
