@@ -58,10 +58,12 @@ def test_outputs_and_gradients_are_the_references(name: str, chosen: list, monke
 def test_every_head_has_a_beta_of_its_own() -> None:
     leaves = [torch.randn(2, 6, 48, 16, dtype=torch.float16, requires_grad=True) for _ in range(3)]
     leaves.append(torch.tensor([4.0, -4.0, 3.0, 0.0, -2.0, 5.0], requires_grad=True))
+    apart = torch.stack([leaves[3].detach(), torch.full((6,), 9.0)], 1)[:, 0].requires_grad_()  # of any strides
     out = ragged_ops._Tokens.apply(*leaves, SCALES, False, 0.0, None)
     expected = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch, [48, 12])
+        leaves[3] = apart
         out = parallel._Tokens.apply(*leaves, 1.0, SCALES)
         found = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
     assert all(relative_error(mine, other) < 4e-3 for mine, other in zip(found, expected, strict=True))

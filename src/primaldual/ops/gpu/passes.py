@@ -23,9 +23,13 @@ class Shift(NamedTuple):
     beta: Tensor | None = None  # [H], float32; None for 1
     table: Tensor | None = None  # of heads with windows: a row has its share in the mean over the windows' means
 
-    @property
-    def blocks(self) -> int:
-        return self.sums.shape[2]
+    @staticmethod
+    def parts(shift: Shift | None) -> tuple[Tensor | None, float, Tensor | None, Tensor | None, int]:
+        """Sums, factor, β as kernels read it, table, and the number of blocks; of no shift none, and 1."""
+        if shift is None:
+            return None, 0.0, None, None, 1
+        beta = None if shift.beta is None else shift.beta.contiguous()
+        return shift.sums, shift.factor, beta, shift.table, shift.sums.shape[2]
 
     @staticmethod
     def of(shift: Tensor | None) -> Shift | None:
@@ -75,9 +79,7 @@ def place(x: Tensor, to: Tensor, *, window: int = 1, shift: Shift | None = None)
     """to[b, h, i] = x[b, h, ⌊i/window⌋] / window, less a shift, for [B, H, N, D]; it may be x itself."""
     B, H, N, D = to.shape
     x = in_rows(x)
-    sums, factor, beta, table = (None, 0.0, None, None) if shift is None else shift
-    beta = None if beta is None else beta.contiguous()
-    blocks = 1 if shift is None else shift.blocks
+    sums, factor, beta, table, blocks = Shift.parts(shift)
     launching.launch(
         ("place", window, factor, _identity(table), to.device, *kind(x, sums, beta, to)),
         (x, sums, beta, to),

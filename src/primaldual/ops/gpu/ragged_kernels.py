@@ -8,9 +8,9 @@ the short heads fill the gaps that the long ones leave.
     s_ij = (q_i − shift)·k_j · scale + bias_j,   p_ij = exp(s_ij − lse_i),   out_i = Σ_j p_ij v_j
 
 `shift` re-centres a head's queries, and comes as sums over blocks of rows (`taken_off`); the backward pass is given the
-queries as they were rounded after it. A causal head
-whose windows hold `window` tokens sees the complete windows before its own, and one point of its own. Of a sparse head
-all scores are computed, and those that its pattern keeps take part (`ragged_marks` says what the marks are).
+queries as they were rounded after it. A causal head whose windows hold `window` tokens sees the complete windows before
+its own, and one point of its own. Of a sparse head all scores are computed, and those that its pattern keeps take part
+(`ragged_marks` says what the marks are).
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def forward(
 ):  # fmt: skip
     """out and log-sum-exp (−inf where a query sees nothing) of one block of queries; and these, less their shift.
 
-    With HAS_TOKENS, `pool` has come right before, and heads with windows of one token need nothing of it.
+    With HAS_TOKENS, `pool` has come right before, and heads with windows of one token need nothing of it; whatever came
+    before `pool`, such as the sums, is there, since it has waited for that.
     """
     task = schedule_ptr + tl.program_id(0) * 4
     head_row = tl.load(task + 1)

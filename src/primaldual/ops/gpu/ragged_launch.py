@@ -84,8 +84,7 @@ def forward(
     lse = torch.empty(B, H, L, device=q.device, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse
-    sums, factor, beta, _ = (None, 0.0, None, None) if call.shift is None else call.shift
-    blocks = 1 if call.shift is None else call.shift.blocks
+    sums, factor, beta, _, blocks = Shift.parts(call.shift)
 
     def prepare() -> Any:
         work = ragged_work.work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
@@ -105,7 +104,7 @@ def forward(
 
     launching.launch(
         (
-            "forward", call.layout, call.dropout_p, call.causal, value_dim, blocks, factor, precision(q), q.device,
+            "forward", call.layout, call.dropout_p, call.causal, value_dim, factor, precision(q), q.device,
             *kind(q, keys, values, sums, beta, call.bias, call.own_k, *call.tokens, call.marks, shifted),
         ),
         (q, keys, values, sums, beta, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed,
