@@ -105,7 +105,7 @@ def forward(
     launching.launch(
         (
             "forward", call.layout, call.dropout_p, call.causal, value_dim, factor, precision(q), q.device,
-            *kind(q, keys, values, sums, beta, call.bias, call.own_k, *call.tokens, call.marks, shifted),
+            *kind(q, keys, values, sums, beta, call.bias, call.own_k, out, *call.tokens, call.marks, shifted),
         ),
         (q, keys, values, sums, beta, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed,
          *call.tokens, call.marks, shifted),

@@ -19,6 +19,7 @@ from .launching import in_rows
 from .passes import Shift, blocks_of, place, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
 from .ragged_work import Layout, worked
+from .thirds import side_by_side
 
 
 def attend_points(
@@ -212,11 +213,7 @@ def _(q, k, v, beta, scales, is_causal, dropout_p, seed, marks=None, back=True):
 def thirds(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether they are those of one buffer, [B, L, 3, H, D] in memory."""
     _, H, L, D = q.shape
-    strides, step = (3 * L * H * D, D, 3 * H * D, 1), H * D * q.element_size()
-    return all(
-        x.shape == q.shape and x.stride() == strides and x.data_ptr() == q.data_ptr() + i * step
-        for i, x in enumerate((q, k, v))
-    )
+    return q.shape == k.shape == v.shape and side_by_side((q, k, v), (3 * L * H * D, D, 3 * H * D, 1), H * D)
 
 
 def _tokens_gradients(
