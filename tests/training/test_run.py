@@ -130,6 +130,13 @@ def test_a_record_says_what_was_run_and_what_came_of_it(tmp_path):
     assert written["parameters"] == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize("content", ["", '{"name": "a package"}', "[1]"], ids=["empty", "of others", "a list"])
+def test_a_file_that_is_no_record_is_named(tmp_path, content):
+    (tmp_path / "package.json").write_text(content)
+    with pytest.raises(ValueError, match=r"package\.json is damaged, or not the record of a run"):
+        Store(tmp_path).records()
+
+
 def test_the_model_of_a_run_predicts_what_its_record_says(tmp_path):
     data = toy()
     (record,) = train(data, "bn+sh", small(epochs=3), folder=tmp_path)

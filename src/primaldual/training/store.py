@@ -29,11 +29,11 @@ class Store:
     def record(self, key: str) -> Record | None:
         """A finished run, if it is there."""
         path = self.folder / f"{key}.json"
-        return Record.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        return _read_record(path) if path.is_file() else None
 
     def records(self) -> list[Record]:
         """Every finished run."""
-        return [Record.from_dict(json.loads(path.read_text("utf-8"))) for path in sorted(self.folder.glob("*.json"))]
+        return [_read_record(path) for path in sorted(self.folder.glob("*.json"))]
 
     def add(self, record: Record) -> None:
         """Keep a finished run."""
@@ -63,6 +63,16 @@ class Store:
                 yield path, *read(path)
             except (SafetensorError, OSError, KeyError, ValueError) as error:
                 logger.warning("%s is damaged (%s); its members start anew", path, error)
+
+
+def _read_record(path: Path) -> Record:
+    try:
+        return Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged, or not the record of a run ({type(error).__name__}: {error}); take it out of the "
+            f"folder, or choose another folder"
+        ) from None
 
 
 def remove(path: Path) -> None:
