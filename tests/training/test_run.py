@@ -1,5 +1,6 @@
 """Runs are recorded once, and a kill changes nothing."""
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from primaldual import mechanism
 from primaldual.models import build
 from primaldual.training import Recipe, Record, Store, key, mvts, recipe_for, train
 from primaldual.training.ensemble import Ensemble
+from primaldual.training.store import write
 from training.toy import small, toy
 
 TESTS = Path(__file__).parents[1]
@@ -128,6 +130,30 @@ def test_a_record_says_what_was_run_and_what_came_of_it(tmp_path):
     assert Record.from_dict(written) == record
     model = build(recipe.model(data, "bn"), 4)
     assert written["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+def test_a_folder_that_cannot_be_written_to_is_known_before_the_first_step(tmp_path, steps):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        train(toy(), "softmax", small(), folder=tmp_path / "file")
+    assert not steps
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*\.safetensors'"):
+        train(toy(), "softmax", small(), folder=tmp_path)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_file_that_cannot_take_its_place_is_not_left_behind(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write(tmp_path / "folder", {}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize("content", ["", '{"name": "a package"}', "[1]"], ids=["empty", "of others", "a list"])

@@ -95,12 +95,15 @@ class _whole:  # noqa: N801  a context, used like a function
         self.scratch = Path(name)
         return self.scratch
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.scratch.chmod(0o644)
+                self.scratch.replace(self.path)
+        finally:
             self.scratch.unlink(missing_ok=True)
-            return
-        self.scratch.chmod(0o644)
-        self.scratch.replace(self.path)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            error.filename = str(self.path)
 
 
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
