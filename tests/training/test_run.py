@@ -16,7 +16,7 @@ from primaldual import mechanism
 from primaldual.models import build
 from primaldual.training import Recipe, Record, Store, key, mvts, recipe_for, train
 from primaldual.training.ensemble import Ensemble
-from primaldual.training.store import write
+from primaldual.training.store import remove, write
 from training.toy import small, toy
 
 TESTS = Path(__file__).parents[1]
@@ -147,6 +147,19 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device: '.*\.safetensors'"):
         train(toy(), "softmax", small(), folder=tmp_path)
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_another_process_that_ends_the_same_run_does_no_harm(tmp_path, monkeypatch):
+    write_bytes = Path.write_bytes
+
+    def tidied_up_after(path: Path, content: bytes) -> None:
+        write_bytes(path, content)
+        if path.parent.name == "checkpoints":
+            remove(path.with_name(path.name[1:].rpartition("-")[0]))
+
+    monkeypatch.setattr(Path, "write_bytes", tidied_up_after)
+    records = train(toy(), "softmax", small(), folder=tmp_path, every=0.0)
+    assert Store(tmp_path).records() == records
 
 
 def test_a_file_that_cannot_take_its_place_is_not_left_behind(tmp_path):

@@ -139,7 +139,12 @@ class _Run:
 
 def _save(path: Path, training: Training) -> None:
     tensors, about = training.state()
-    files.write(path, tensors, about | {"seeds": list(training.seeds)})
+    try:
+        files.write(path, tensors, about | {"seeds": list(training.seeds)})
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise
+        # another process that ran the same has ended, and tidied up
 
 
 def _checked(seeds: Sequence[int]) -> tuple[int, ...]:

@@ -61,6 +61,8 @@ class Store:
         for path in sorted((self.folder / "checkpoints").glob(f"{configuration}-*.safetensors")):
             try:
                 yield path, *read(path)
+            except FileNotFoundError:  # another process has ended that run
+                continue
             except (SafetensorError, OSError, KeyError, ValueError) as error:
                 logger.warning("%s is damaged (%s); its members start anew", path, error)
 
