@@ -202,7 +202,13 @@ def test_a_run_that_fails_has_no_last_and_no_model(tmp_path):
 
 def test_without_test_series_there_is_no_score():
     (record,) = train(toy(test=0), "softmax", small())
-    assert record.best is record.last is record.selected is None and len(record.history["loss"]) == 2
+    assert record.best is record.last is record.selected is record.validation is None
+    assert len(record.history["loss"]) == 2
+
+
+def test_without_test_series_a_validation_share_has_a_score():
+    (record,) = train(toy(test=0), "softmax", small(validation=0.2))
+    assert record.selected is None and record.validation.value == max(record.history["validation"])
 
 
 def test_the_key_is_of_everything_that_the_result_follows_from(monkeypatch):
