@@ -171,6 +171,18 @@ def test_random_state_decides_everything(kind):
     assert not np.allclose(first, outputs(fitted(kind, random_state=generator), X))
 
 
+def test_the_default_dtype_of_torch_does_not_matter():
+    X, _ = sines()
+    model = fitted()
+    expected = model.predict_proba(X)
+    torch.set_default_dtype(torch.float64)
+    try:
+        np.testing.assert_array_equal(model.predict_proba(X), expected)
+        assert fitted().predict_proba(X).shape == expected.shape
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_members_are_averaged():
     X, _ = sines()
     model = fitted(n_members=3)
