@@ -125,7 +125,7 @@ def test_training_runs_on_as_many_threads_as_are_given(file, tmp_path, monkeypat
         (("--mechanism", "sh", "--scales", "1,2"), 2, "one scale per head"),
         (("--encoder", "lstm"), 2, "encoder must be one of"),
         (("--dtype", "int8"), 2, "dtype must be one of"),
-        (("--lr", "-1"), 2, "learning_rate must be positive"),
+        (("--lr", "-1"), 2, "learning_rate must be a positive number"),
         (("--patience", "3"), 2, "patience needs a validation share"),
         (("--device", "toaster"), 2, "--device takes cpu, cuda or cuda:N"),
         (("--device", "cuda:99"), 2, "CUDA devices"),

@@ -248,7 +248,7 @@ def test_seeds_that_cannot_be_are_refused(seeds):
         ({"optimizer": "sgd"}, "optimizer must be one of radam, adam"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"epochs": 0}, "epochs must be an integer of at least 1"),
-        ({"clip": 0.0}, "clip must be positive"),
+        ({"clip": 0.0}, "clip must be a positive number"),
     ],
 )
 def test_recipes_that_cannot_be_are_refused(settings, message):
