@@ -67,6 +67,11 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_examples_can_be_pasted_into_a_shell():
+    shown = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["sweep", "--help"]).stdout
+    assert "sweep scales --values '1,1,1,1,1,1,2,2;1,1,2,2,4,4,8,8'" in shown
+
+
 def test_nothing_measured_is_no_success(tmp_path):
     result = call("beta", "--output", tmp_path, "--only-report")
     assert result.exit_code == 1 and result.stdout.count("missing set") == 3

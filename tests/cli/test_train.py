@@ -88,6 +88,21 @@ def test_a_validation_share_gives_a_third_score(file, tmp_path):
     assert "selected" in result.stdout and "by the validation share" in result.stdout
 
 
+def test_without_a_test_file_it_is_said_and_validation_is_shown(file, tmp_path):
+    alone = file.rename(file.with_name("alone.ts"))
+    result = call(alone, "--validation", 0.25, "--output", tmp_path / "runs", *QUICK)
+    assert result.exit_code == 0 and "there are no test series" in result.stdout
+    (record,) = Store(tmp_path / "runs").records()
+    assert f"{record.validation.value:.2f} (epoch {record.validation.epoch})" in result.stdout
+    assert "Mine, softmax: test" not in result.stdout and "best:" not in result.stdout
+
+
+def test_what_was_done_to_the_series_is_said(file, tmp_path):
+    file.write_text(re.sub(r"\n[^,@]+,", "\n?,", file.read_text(), count=1))
+    result = call(file, "--output", tmp_path / "runs", *QUICK)
+    assert result.exit_code == 0 and "training: 1 missing values interpolated" in result.stdout
+
+
 def test_training_runs_on_as_many_threads_as_are_given(file, tmp_path, monkeypatch):
     seen = []
     step = Ensemble.step
@@ -110,7 +125,7 @@ def test_training_runs_on_as_many_threads_as_are_given(file, tmp_path, monkeypat
         (("--mechanism", "sh", "--scales", "1,2"), 2, "one scale per head"),
         (("--encoder", "lstm"), 2, "encoder must be one of"),
         (("--dtype", "int8"), 2, "dtype must be one of"),
-        (("--lr", "-1"), 2, "learning_rate must be positive"),
+        (("--lr", "-1"), 2, "learning_rate must be a positive number"),
         (("--patience", "3"), 2, "patience needs a validation share"),
         (("--device", "toaster"), 2, "--device takes cpu, cuda or cuda:N"),
         (("--device", "cuda:99"), 2, "CUDA devices"),

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from data.files import HEADER, ROWS, archive, folder, text
 from primaldual._cache import cache_directory
 from primaldual.data import (
+    CacheError,
     DataError,
     DataFormatError,
     DataMismatchError,
@@ -117,18 +119,24 @@ def test_a_damaged_cache_without_raw_files_is_an_error(tmp_path):
         load("Toy", offline=True)
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError, SafetensorError])
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, error):
     directory = folder(tmp_path / "raw")
     before = load("Toy", directory)
 
     def fail(*_, **__):
-        raise OSError("disk full")
+        raise error("disk full")
 
     monkeypatch.setattr(cache, "save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CacheError, match=r"Toy\.safetensors cannot be written \(disk full\).*PRIMALDUAL_CACHE"):
         load("Toy", directory, rebuild=True)
     assert [p.name for p in cached(tmp_path).parent.iterdir()] == ["Toy.safetensors"]
     assert load("Toy").hash == before.hash
+
+
+def test_a_prepared_set_can_be_read_by_others(tmp_path):
+    load("Toy", folder(tmp_path / "raw"))
+    assert cached(tmp_path).stat().st_mode & 0o777 == 0o644
 
 
 def test_an_error_in_a_zip_names_the_zip_the_member_and_the_line(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from data.files import text
-from primaldual.data import Dataset, Preparation, fill_gaps
+from primaldual.data import DataFormatError, Dataset, Preparation, fill_gaps
 from primaldual.data.prepare import assemble
 from primaldual.data.ts import TsFile, read_ts
 
@@ -63,6 +63,11 @@ def test_classes_are_in_alphabetical_order():
     data = assemble("Toy", read_ts(header.splitlines(), "toy.ts"), None)
     assert data.classes == ("1", "10", "9") and data.train.y.tolist() == [1, 2, 0]
     assert (data.outputs, len(data.test)) == (3, 0)
+
+
+def test_one_class_is_nothing_to_learn():
+    with pytest.raises(DataFormatError, match="every series is of class 'a': there is nothing to learn"):
+        assemble("Toy", file("1,2:3,4:A", "5,6:7,8:A"), file("1,2:3,4:b"))
 
 
 def test_a_channel_without_any_value_stays_nan_until_it_is_filled_with_the_mean():

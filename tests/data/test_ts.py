@@ -104,6 +104,7 @@ DOUBTFUL = {
     "length": (text(header="@seriesLength 4\n" + HEADER), 1, "says 4 steps, the series have 3"),
     "univariate": (text().replace("@univariate false", "@univariate true"), 5, "2 channels"),
     "class": (text(*ROWS, "1,2,3:4,5,6:c"), FIRST + 3, "class 'c' is not one of those"),
+    "spaces": (text(*ROWS, "1,2,3:4,5,6:two words"), FIRST + 3, "the name of a class has no spaces"),
 }
 
 

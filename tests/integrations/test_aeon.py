@@ -171,6 +171,18 @@ def test_random_state_decides_everything(kind):
     assert not np.allclose(first, outputs(fitted(kind, random_state=generator), X))
 
 
+def test_the_default_dtype_of_torch_does_not_matter():
+    X, _ = sines()
+    model = fitted()
+    expected = model.predict_proba(X)
+    torch.set_default_dtype(torch.float64)
+    try:
+        np.testing.assert_array_equal(model.predict_proba(X), expected)
+        assert fitted().predict_proba(X).shape == expected.shape
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_members_are_averaged():
     X, _ = sines()
     model = fitted(n_members=3)
@@ -344,6 +356,9 @@ def test_other_channels_in_predict(kind):
         ({"epochs": 0}, "epochs must be an integer of at least 1"),
         ({"heads": 3}, "d_model must be a multiple of heads"),
         ({"encoder": "lstm"}, "encoder must be one of"),
+        ({"learning_rate": "fast"}, "learning_rate must be a positive number, got 'fast'"),
+        ({"dropout": "0.1"}, r"dropout must be in \[0, 1\), got '0.1'"),
+        ({"validation": "a fifth"}, r"validation must be a share in \[0, 1\), got 'a fifth'"),
         ({"n_members": 0}, "n_members must be an integer of at least 1"),
         ({"validation": 0.01}, "AttentionClassifier: a share of 0.01 of 24 training series holds out none"),
         ({"class_weight": "balance"}, "balance"),

@@ -1,5 +1,6 @@
 """Runs are recorded once, and a kill changes nothing."""
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from primaldual import mechanism
 from primaldual.models import build
 from primaldual.training import Recipe, Record, Store, key, mvts, recipe_for, train
 from primaldual.training.ensemble import Ensemble
+from primaldual.training.store import remove, write
 from training.toy import small, toy
 
 TESTS = Path(__file__).parents[1]
@@ -130,6 +132,50 @@ def test_a_record_says_what_was_run_and_what_came_of_it(tmp_path):
     assert written["parameters"] == sum(p.numel() for p in model.parameters())
 
 
+def test_a_folder_that_cannot_be_written_to_is_known_before_the_first_step(tmp_path, steps):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        train(toy(), "softmax", small(), folder=tmp_path / "file")
+    assert not steps
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*\.safetensors'"):
+        train(toy(), "softmax", small(), folder=tmp_path)
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_another_process_that_ends_the_same_run_does_no_harm(tmp_path, monkeypatch):
+    write_bytes = Path.write_bytes
+
+    def tidied_up_after(path: Path, content: bytes) -> None:
+        write_bytes(path, content)
+        if path.parent.name == "checkpoints":
+            remove(path.with_name(path.name[1:].rpartition("-")[0]))
+
+    monkeypatch.setattr(Path, "write_bytes", tidied_up_after)
+    records = train(toy(), "softmax", small(), folder=tmp_path, every=0.0)
+    assert Store(tmp_path).records() == records
+
+
+def test_a_file_that_cannot_take_its_place_is_not_left_behind(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write(tmp_path / "folder", {}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("content", ["", '{"name": "a package"}', "[1]"], ids=["empty", "of others", "a list"])
+def test_a_file_that_is_no_record_is_named(tmp_path, content):
+    (tmp_path / "package.json").write_text(content)
+    with pytest.raises(ValueError, match=r"package\.json is damaged, or not the record of a run"):
+        Store(tmp_path).records()
+
+
 def test_the_model_of_a_run_predicts_what_its_record_says(tmp_path):
     data = toy()
     (record,) = train(data, "bn+sh", small(epochs=3), folder=tmp_path)
@@ -156,7 +202,13 @@ def test_a_run_that_fails_has_no_last_and_no_model(tmp_path):
 
 def test_without_test_series_there_is_no_score():
     (record,) = train(toy(test=0), "softmax", small())
-    assert record.best is record.last is record.selected is None and len(record.history["loss"]) == 2
+    assert record.best is record.last is record.selected is record.validation is None
+    assert len(record.history["loss"]) == 2
+
+
+def test_without_test_series_a_validation_share_has_a_score():
+    (record,) = train(toy(test=0), "softmax", small(validation=0.2))
+    assert record.selected is None and record.validation.value == max(record.history["validation"])
 
 
 def test_the_key_is_of_everything_that_the_result_follows_from(monkeypatch):
@@ -196,7 +248,7 @@ def test_seeds_that_cannot_be_are_refused(seeds):
         ({"optimizer": "sgd"}, "optimizer must be one of radam, adam"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"epochs": 0}, "epochs must be an integer of at least 1"),
-        ({"clip": 0.0}, "clip must be positive"),
+        ({"clip": 0.0}, "clip must be a positive number"),
     ],
 )
 def test_recipes_that_cannot_be_are_refused(settings, message):

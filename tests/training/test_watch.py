@@ -91,3 +91,28 @@ def test_a_search_goes_on_where_it_was(tmp_path):
     assert found.primal == with_settings(mechanism("bn+sh"), 8, **found.settings)
     with pytest.raises(ValueError, match="nothing to tune"):
         tune(data, "softmax", recipe, folder=tmp_path)
+
+
+def test_an_interrupted_search_tries_what_it_would_have_tried(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    data, recipe, calls = toy(), small(), []
+
+    def search(folder):
+        seen = []
+        found = tune(data, "bn+sh", recipe, folder=folder, trials=3, watch=lambda _, *trial: seen.append(trial))
+        return seen, found
+
+    def interrupted(*arguments, **settings):
+        calls.append(arguments)
+        if len(calls) in (1, 3):
+            raise KeyboardInterrupt
+        return score(*arguments, **settings)
+
+    expected = search(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[tune.__module__], "score", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                search(tmp_path / "parts")
+    seen, found = search(tmp_path / "parts")
+    assert seen == expected[0][1:] and found == expected[1]

@@ -10,8 +10,9 @@ from rich.table import Table
 from .table import _exact, _number, _size, _table
 
 LEGEND = """ms: per step and seed, median of interleaved rounds. alone: one model at a time in a plain torch loop, whose
-softmax is torch's fused attention. ratio: ms ÷ alone. mvts: ms of mvts_transformer on an H200. steps/s: of all seeds.
-shape: batch × steps. model: layers × width. executor: of the attention. memory: the most allocated, per seed."""
+softmax is torch's fused attention. ratio: ms ÷ alone in one round, the median. mvts: ms of mvts_transformer on an H200.
+steps/s: of all seeds. shape: batch × steps. model: layers × width. executor: of the attention. memory: the most
+allocated, per seed."""
 
 
 class Reference(NamedTuple):

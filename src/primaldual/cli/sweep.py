@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @app.command(
     epilog="**Examples**\n\n- `primaldual sweep beta --dry-run`"
     "\n\n- `primaldual sweep beta --only NATOPS --values 0,0.5,1`"
-    "\n\n- `primaldual sweep scales --values 1,1,1,1,1,1,2,2;1,1,2,2,4,4,8,8`"
+    "\n\n- `primaldual sweep scales --values '1,1,1,1,1,1,2,2;1,1,2,2,4,4,8,8'`"
     "\n\n- `primaldual sweep scales --mechanism bn+sh --beta 0.5`"
 )
 def sweep(
@@ -48,7 +48,7 @@ def sweep(
         typer.Option(
             metavar="VALUE,VALUE",
             show_default=False,
-            help="Such as `0,0.5,1`; for scales, one per head: `1,1,1,1,2,2,2,2;1,1,2,2,4,4,8,8`.",
+            help="Such as `0,0.5,1`; for scales, one per head: `'1,1,1,1,2,2,2,2;1,1,2,2,4,4,8,8'`.",
         ),
     ] = None,
     mechanism: Annotated[

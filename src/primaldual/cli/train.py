@@ -99,6 +99,8 @@ def train(
         data = load_files(name) if name.endswith(".ts") else load(name, data_dir)
     except (DataError, OSError) as error:
         raise _fail(error, 1) from None
+    for note in data.notes:
+        console.print(_escape(note), style="dim", highlight=False, soft_wrap=True)
     try:
         recipe = recipe_for(data, encoder)
         recipe = for_cpu(recipe) if chosen.type == "cpu" else recipe
@@ -159,10 +161,10 @@ def _tuned(
 def _print(records: list[Record], title: str, output: Path) -> None:
     first = records[0]
     unit = "accuracy, %" if first.metric == "accuracy" else "RMSE"
-    table = Table(
-        title=_escape(f"{first.data['name']}, {title}: test {unit}"), title_style="italic", box=box.SIMPLE_HEAD
-    )
-    kinds = ["best", "last", *(["selected"] if first.selected else [])]
+    tested = bool(first.data["test"])
+    kinds = ["best", "last", *(["selected"] if first.selected else [])] if tested else ["validation"]
+    unit = f"test {unit}" if tested else unit
+    table = Table(title=_escape(f"{first.data['name']}, {title}: {unit}"), title_style="italic", box=box.SIMPLE_HEAD)
     for heading in ("seed", *kinds):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
@@ -177,6 +179,13 @@ def _print(records: list[Record], title: str, output: Path) -> None:
     legend = "best: of all epochs, chosen on the test set, as the paper's code bases do. last: nothing chosen."
     if first.selected:
         legend += " selected: by the validation share."
+    if not tested:
+        legend = "validation: the best of all epochs, on the share of the training set that is held out."
+        hint = "" if first.validation else ", or hold out a share of the training set by --validation"
+        console.print(
+            f"[yellow]note:[/] there are no test series; call the files …_TRAIN.ts and …_TEST.ts{hint}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
     console.print(legend, style="dim", highlight=False)
     console.print(
         f"{max(record.seconds for record in records):.0f} s of training. Records: {_escape(str(output.resolve()))}",

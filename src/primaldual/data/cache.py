@@ -16,7 +16,7 @@ from .sources import PARSER_VERSION
 
 
 class CacheError(DataError):
-    """A prepared file is damaged, or was written by another version."""
+    """A prepared file is damaged, was written by another version, or cannot be kept."""
 
 
 def cache_file(name: str, directory: Path) -> Path:
@@ -36,15 +36,20 @@ def write(data: Dataset, path: Path) -> None:
         "longest": data.longest, "notes": data.notes, "origin": data.origin, "source_hash": data.source_hash,
         "hash": data.hash,
     }  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{data.name}-")
-    os.close(handle)
     try:
-        save_file(dict(data.tensors()), scratch, metadata={"primaldual": json.dumps(about)})
-        Path(scratch).replace(path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{data.name}-")
+        os.close(handle)
+        try:
+            save_file(dict(data.tensors()), scratch, metadata={"primaldual": json.dumps(about)})
+            Path(scratch).chmod(0o644)  # a cache may be shared
+            Path(scratch).replace(path)
+        finally:
+            Path(scratch).unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        raise CacheError(
+            f"{path} cannot be written ({error}); choose another cache directory by PRIMALDUAL_CACHE"
+        ) from None
 
 
 def read(path: Path) -> Dataset:

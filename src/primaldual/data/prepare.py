@@ -77,6 +77,10 @@ def assemble(name: str, train: TsFile, test: TsFile | None) -> Dataset:
         )  # fmt: skip
     labels = (train.labels, [] if test is None else test.labels)
     classes = tuple(sorted({*labels[0], *labels[1]})) if train.kind == "classification" else ()
+    if classes and len(set(train.labels)) == 1:
+        raise DataFormatError(
+            train.file, None, f"every series is of class {train.labels[0]!r}: there is nothing to learn"
+        )
     parts = [[fill_gaps(s) for s in part] for part in (train.series, [] if test is None else test.series)]
     preparation = Preparation.fit(parts[0])
     of_train, of_test = (

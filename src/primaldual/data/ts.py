@@ -124,7 +124,7 @@ def read_ts(lines: Iterable[str], file: str) -> TsFile:
         )
     if classes is not None:
         doubts += [
-            Doubt(n, f"class {label!r} is not one of those that @classLabel names: {', '.join(classes)}")
+            Doubt(n, f"class {label!r} is not one of those that @classLabel names: {', '.join(classes)}{_hint(label)}")
             for n, label in zip(at, labels, strict=True)
             if label not in classes
         ]
@@ -201,6 +201,10 @@ def _agree(counts: list[int], declared: tuple[int, int] | None, what: str, file:
     if declared and declared[1] != counts[0]:
         return [Doubt(declared[0], f"the header says {declared[1]} {what}, the series have {counts[0]}")]
     return []
+
+
+def _hint(label: str) -> str:
+    return "; the name of a class has no spaces" if " " in label else ""
 
 
 def _short(text: str) -> str:

@@ -212,7 +212,7 @@ class _AttentionEstimator(BaseCollectionEstimator):
     def _model(self, weights: dict[str, np.ndarray]) -> SeriesTransformer:
         model = build(self.config_, 0)
         model.load_state_dict({name: torch.tensor(a) for name, a in weights.items()})
-        return model.eval().to(self._device())
+        return model.eval().to(self._device(), torch.float32)  # whatever torch's default is
 
     def _fitted(self) -> dict[str, Any]:
         """What else was learned, for JSON."""

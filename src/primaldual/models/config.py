@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..primal import Primal, Spec, as_primal
-from ..primal._spec import check_choice, check_count
+from ..primal._spec import check_choice, check_count, is_number
 
 ENCODERS = ("mvts", "flowformer")
 TASKS = ("classification", "regression")
@@ -60,5 +60,5 @@ class SeriesConfig(Spec):
             )
         for name in ("dropout", "attention_dropout"):
             value: Any = getattr(self, name)
-            if value is not None and not 0.0 <= value < 1.0:
+            if value is not None and not (is_number(value) and 0.0 <= value < 1.0):
                 raise ValueError(f"SeriesConfig: {name} must be in [0, 1), got {value!r}")

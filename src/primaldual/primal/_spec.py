@@ -110,3 +110,8 @@ def check_choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) ->
     """Raise unless `value` is one of `choices`."""
     if value not in choices:
         raise ValueError(f"{owner}: {name} must be one of {', '.join(choices)}; got {value!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` can be compared with a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

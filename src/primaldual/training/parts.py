@@ -59,7 +59,8 @@ def hold_out(data: Dataset, share: float) -> tuple[Tensor | None, Tensor | None]
     validation = torch.cat(held).sort().values
     if not len(validation):
         raise ValueError(
-            f"{data.name}: a share of {share:g} of {len(y)} training series holds out none; give a larger one"
+            f"{data.name}: a share of {share:g} of {len(y)} training series holds out none; give a larger one, or "
+            f"more series of a class"
         )
     rest = torch.ones(len(y), dtype=torch.bool)
     rest[validation] = False

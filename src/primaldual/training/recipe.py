@@ -10,7 +10,7 @@ import torch
 from ..data import Dataset
 from ..models import SeriesConfig
 from ..primal import Primal, Spec
-from ..primal._spec import check_choice, check_count
+from ..primal._spec import check_choice, check_count, is_number
 
 VERSION = 1
 """To be raised when the same recipe, mechanism, seed and data give another result; finished runs are then run anew."""
@@ -63,9 +63,9 @@ class Recipe(Spec):
         check_choice("Recipe", "optimizer", self.optimizer, ("radam", "adam"))
         check_choice("Recipe", "dtype", self.dtype, tuple(DTYPES))
         for name in ("learning_rate", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Recipe: {name} must be positive, got {getattr(self, name)!r}")
-        if not 0.0 <= self.validation < 1.0:
+            if not is_number(getattr(self, name)) or not getattr(self, name) > 0:
+                raise ValueError(f"Recipe: {name} must be a positive number, got {getattr(self, name)!r}")
+        if not is_number(self.validation) or not 0.0 <= self.validation < 1.0:
             raise ValueError(f"Recipe: validation must be a share in [0, 1), got {self.validation!r}")
         if self.patience and not self.validation:
             raise ValueError(

@@ -14,7 +14,7 @@ from .recipe import VERSION, Recipe
 
 
 class Score(NamedTuple):
-    """The test metric, and the epoch after which it was measured."""
+    """A metric, that of the test set unless said otherwise, and the epoch after which it was measured."""
 
     epoch: int
     value: float
@@ -68,9 +68,16 @@ class Record:
     @property
     def selected(self) -> Score | None:
         """At the best epoch on what was held out of the training set; None without validation."""
-        if not self._tested or "validation" not in self.history:
+        best = self.validation
+        return self._at(self.history["epoch"].index(best.epoch)) if best and self._tested else None
+
+    @property
+    def validation(self) -> Score | None:
+        """The best on what was held out of the training set; None without validation."""
+        if not (values := self.history.get("validation")):
             return None
-        return self._at(best_at(self.history["validation"], self.metric == "accuracy"))
+        index = best_at(values, self.metric == "accuracy")
+        return Score(int(self.history["epoch"][index]), values[index])
 
     @property
     def _tested(self) -> bool:

@@ -84,7 +84,10 @@ class _Run:
         self.configuration = key(recipe, primal, data)
 
     def start(self, seeds: tuple[int, ...]) -> dict[int, Record]:
-        return self._finish(self._training(seeds), {})
+        training = self._training(seeds)
+        if self.store:  # a folder that cannot be written to is known before the work, not after it
+            _save(self._place(self.store, seeds), training)
+        return self._finish(training, {})
 
     def resume(
         self, path: Path, tensors: dict[str, torch.Tensor], about: dict[str, Any], done: dict[int, Record]
@@ -104,9 +107,7 @@ class _Run:
 
     def _finish(self, training: Training, done: dict[int, Record]) -> dict[int, Record]:
         """Train to the end. The checkpoint goes last: until then a kill costs nothing."""
-        place = None
-        if self.store:
-            place = self.store.checkpoint(self.configuration, key(self.recipe, self.primal, self.data, *training.seeds))
+        place = self._place(self.store, training.seeds) if self.store else None
         training.run(self.watch, None if place is None else lambda t: _save(place, t), self.every)
         found = {}
         for i, seed in enumerate(training.seeds):
@@ -120,6 +121,9 @@ class _Run:
         if place is not None:
             files.remove(place)
         return found
+
+    def _place(self, store: Store, seeds: tuple[int, ...]) -> Path:
+        return store.checkpoint(self.configuration, key(self.recipe, self.primal, self.data, *seeds))
 
     def _record(self, training: Training, member: int) -> Record:
         data, seed = self.data, training.seeds[member]
@@ -135,7 +139,12 @@ class _Run:
 
 def _save(path: Path, training: Training) -> None:
     tensors, about = training.state()
-    files.write(path, tensors, about | {"seeds": list(training.seeds)})
+    try:
+        files.write(path, tensors, about | {"seeds": list(training.seeds)})
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise
+        # another process that ran the same has ended, and tidied up
 
 
 def _checked(seeds: Sequence[int]) -> tuple[int, ...]:

@@ -29,11 +29,11 @@ class Store:
     def record(self, key: str) -> Record | None:
         """A finished run, if it is there."""
         path = self.folder / f"{key}.json"
-        return Record.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        return _read_record(path) if path.is_file() else None
 
     def records(self) -> list[Record]:
         """Every finished run."""
-        return [Record.from_dict(json.loads(path.read_text("utf-8"))) for path in sorted(self.folder.glob("*.json"))]
+        return [_read_record(path) for path in sorted(self.folder.glob("*.json"))]
 
     def add(self, record: Record) -> None:
         """Keep a finished run."""
@@ -61,8 +61,20 @@ class Store:
         for path in sorted((self.folder / "checkpoints").glob(f"{configuration}-*.safetensors")):
             try:
                 yield path, *read(path)
+            except FileNotFoundError:  # another process has ended that run
+                continue
             except (SafetensorError, OSError, KeyError, ValueError) as error:
                 logger.warning("%s is damaged (%s); its members start anew", path, error)
+
+
+def _read_record(path: Path) -> Record:
+    try:
+        return Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged, or not the record of a run ({type(error).__name__}: {error}); take it out of the "
+            f"folder, or choose another folder"
+        ) from None
 
 
 def remove(path: Path) -> None:
@@ -85,12 +97,15 @@ class _whole:  # noqa: N801  a context, used like a function
         self.scratch = Path(name)
         return self.scratch
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.scratch.chmod(0o644)
+                self.scratch.replace(self.path)
+        finally:
             self.scratch.unlink(missing_ok=True)
-            return
-        self.scratch.chmod(0o644)
-        self.scratch.replace(self.path)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            error.filename = str(self.path)
 
 
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:

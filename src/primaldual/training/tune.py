@@ -69,23 +69,27 @@ def tune(
     )  # fmt: skip
     if not study.trials:
         study.enqueue_trial({name: 1.0 if name == "beta" else 8 for name in tunable(primal)})
+    states = optuna.trial.TrialState
+    for trial in _in_state(study, states.RUNNING):  # interrupted: again from its checkpoint
+        study.enqueue_trial(trial.params)
+        study.tell(trial.number, state=states.FAIL)
 
-    def objective(trial: Any) -> float:
+    while len(complete := _in_state(study, states.COMPLETE)) < trials:
+        begun = len(study.trials) - len(_in_state(study, states.FAIL))
+        if begun >= 2 * trials + 10:
+            break
+        study.sampler = optuna.samplers.TPESampler(seed=mix(2, begun) % 2**32)
+        trial = study.ask()
         given: dict[str, Any] = {}
         if "beta" in tunable(primal):
             given["beta"] = trial.suggest_float("beta", *BETAS, step=0.05)
         if "coarsest" in tunable(primal):
             given["coarsest"] = trial.suggest_categorical("coarsest", COARSEST)
         value = score(data, with_settings(primal, recipe.heads, **given), recipe, seeds, folder=place, device=device)
-        if value is None:
-            raise optuna.TrialPruned("a member's loss is not finite")
-        if watch:
+        state = states.PRUNED if value is None else states.COMPLETE
+        study.tell(trial, value, state, skip_if_finished=True)
+        if watch and value is not None:
             watch(trial.number, given, value)
-        return value
-
-    while len(complete := _complete(study, optuna)) < trials and len(study.trials) < 2 * trials + 10:
-        study.sampler = optuna.samplers.TPESampler(seed=mix(2, len(study.trials)) % 2**32)
-        study.optimize(objective, n_trials=1)
     if not complete:
         raise RuntimeError("no trial ended with a finite loss; lower the learning rate")
     best = study.best_trial
@@ -137,5 +141,5 @@ def _pooled(training_set: TrainingSet) -> Pooled | None:
     return inner if isinstance(inner, Pooled) else None
 
 
-def _complete(study: Any, optuna: Any) -> list[Any]:
-    return study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+def _in_state(study: Any, state: Any) -> list[Any]:
+    return study.get_trials(deepcopy=False, states=(state,))
