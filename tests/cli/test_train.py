@@ -167,3 +167,13 @@ def test_a_run_that_fails_says_so_and_has_status_1(file, tmp_path):
     result = call(file, "--lr", "1e38", "--dtype", "float32", "--output", tmp_path / "runs", "--epochs", 6,
                   "--device", "cpu")  # fmt: skip
     assert result.exit_code == 1 and "not finite" in result.stdout
+
+
+def test_targets_of_a_file_may_have_any_unit(file, tmp_path):
+    for path in (file, file.with_name("Mine_TEST.ts")):
+        text = path.read_text().replace("@classLabel true a b c", "@targetLabel true")
+        path.write_text(re.sub(":([abc])$", lambda m: f":{1000 + ord(m[1])}", text, flags=re.M))
+    result = call(file, "--output", tmp_path / "runs", *QUICK)
+    assert result.exit_code == 0, result.output
+    (record,) = Store(tmp_path / "runs").records()
+    assert record.metric == "rmse" and record.last.value < 10

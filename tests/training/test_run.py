@@ -193,6 +193,20 @@ def test_regression_is_scored_by_its_root_mean_squared_error_lowest_first():
     assert record.selected.value == tests[validations.index(min(validations))]
 
 
+def test_standardised_targets_are_scored_and_predicted_in_their_own_unit(tmp_path):
+    raw = toy(regression=True)
+    parts = {"train": raw.train, "test": raw.test}
+    raw = replace(raw, **{name: replace(part, y=300 + 50 * part.y) for name, part in parts.items()})
+    data = raw.standardised()
+    assert data.train.y.mean().abs() < 1e-6 and data.standardised().target_std == pytest.approx(data.target_std)
+    (record,) = train(data, "bn", small(epochs=3), folder=tmp_path)
+    with torch.no_grad():
+        away = Store(tmp_path).model(record.key)(raw.test.x.double(), raw.test.padding) - raw.test.y
+    assert away.square().mean().sqrt().item() == pytest.approx(record.last.value, rel=1e-6)
+    assert record.last.value < 100 < train(raw, "bn", small(epochs=3))[0].last.value
+    assert len({raw.hash, data.hash, replace(data, target_std=1.0).hash}) == 3
+
+
 def test_a_run_that_fails_has_no_last_and_no_model(tmp_path):
     (record,) = train(toy(), "softmax", small(learning_rate=1e200, epochs=4), folder=tmp_path)
     assert "not finite" in record.failure and record.last is None

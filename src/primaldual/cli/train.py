@@ -96,7 +96,7 @@ def train(
     except (ValueError, TypeError) as error:
         raise _fail(error, 2) from None
     try:
-        data = load_files(name) if name.endswith(".ts") else load(name, data_dir)
+        data = load_files(name).standardised() if name.endswith(".ts") else load(name, data_dir)
     except (DataError, OSError) as error:
         raise _fail(error, 1) from None
     for note in data.notes:

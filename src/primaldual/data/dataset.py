@@ -21,7 +21,7 @@ class Split:
     Args:
         x: [cases, length, channels], float32, standardised, 0 after the end of each series.
         lengths: [cases], int64: how many steps of each are its own.
-        y: [cases]: class indices (int64), or targets (float32) as the file states them.
+        y: [cases]: class indices (int64), or targets (float32) as the file states them, unless they are standardised.
     """
 
     x: Tensor
@@ -57,6 +57,7 @@ class Dataset:
         notes: what a user of the set should know.
         origin: where the raw files were.
         source_hash: of the raw files and of what read them.
+        target_mean, target_std: what was taken off the targets, and what they were divided by; 0 and 1 as a rule.
     """
 
     name: str
@@ -70,6 +71,8 @@ class Dataset:
     notes: tuple[str, ...] = ()
     origin: str = ""
     source_hash: str = ""
+    target_mean: float = 0.0
+    target_std: float = 1.0
 
     @property
     def length(self) -> int:
@@ -96,7 +99,8 @@ class Dataset:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of everything that a model sees; where the files lay and how they were packed does not enter."""
-        digest = hashlib.sha256(json.dumps([self.kind, self.classes]).encode())
+        unit = [] if (self.target_mean, self.target_std) == (0.0, 1.0) else [self.target_mean, self.target_std]
+        digest = hashlib.sha256(json.dumps([self.kind, self.classes, *unit]).encode())
         for name, tensor in self.tensors():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
@@ -106,6 +110,19 @@ class Dataset:
         """With 0, the training mean, for the channels that have no value at all; those are NaN in the archive."""
         train, test = (replace(part, x=part.x.nan_to_num(nan=0.0)) for part in (self.train, self.test))
         return replace(self, train=train, test=test)
+
+    def standardised(self) -> Dataset:
+        """With targets of mean 0 and standard deviation 1 on the training series: their unit does not matter then."""
+        if self.kind != "regression":
+            return self
+        targets = self.train.y.double()
+        mean, std = float(targets.mean()), float(targets.std(correction=0))
+        std = std if std > 1e-12 * abs(mean) else 1.0
+        train, test = (replace(part, y=((part.y.double() - mean) / std).float()) for part in (self.train, self.test))
+        return replace(
+            self, train=train, test=test,
+            target_mean=self.target_mean + self.target_std * mean, target_std=self.target_std * std,
+        )  # fmt: skip
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same with all series on a device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import MISSING, dataclass, fields
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 
@@ -113,5 +114,5 @@ def check_choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) ->
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` can be compared with a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether `value` is a real number, numpy's included."""
+    return isinstance(value, Real) and not isinstance(value, bool)

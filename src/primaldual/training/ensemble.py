@@ -51,6 +51,7 @@ class Ensemble:
         kept = torch.promote_types(computed, torch.float32)
         self.recipe, self.seeds, self.device, self.classifies = recipe, tuple(seeds), device, bool(data.classes)
         rows, held = hold_out(data, recipe.validation)
+        self.target_mean, self.target_std = data.target_mean, data.target_std
         self.weights = Stacked(recipe.model(data, mechanism), seeds, device, kept, computed)
         wide = (
             -(-data.channels // 8) * 8 if self.weights.fused else data.channels
@@ -124,7 +125,7 @@ class Ensemble:
         return each.mean(1) if self.class_weights is None else each.sum(1) / self.class_weights[y].sum(1)
 
     def evaluate(self, part: str) -> Tensor:
-        """[members]: accuracy in percent, or root mean squared error, on "test" or "validation"."""
+        """[members]: accuracy in percent, or root mean squared error in the targets' own unit, on a part."""
         if part not in self._evaluations:
             function = partial(self._evaluate, self.parts[part])
             self._evaluations[part] = self._captured(function) if self.device.type == "cuda" else function
@@ -141,7 +142,7 @@ class Ensemble:
             padding = None if part.padding is None else part.padding[chosen].expand(members, -1, -1)
             scores = forward(self.weights, x, padding, False)
             total += (scores.argmax(-1) == y).sum(1) if self.classifies else (scores - y).square().sum(1)
-        return 100.0 * total / len(part) if self.classifies else (total / len(part)).sqrt()
+        return 100.0 * total / len(part) if self.classifies else self.target_std * (total / len(part)).sqrt()
 
     def _captured(self, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor]:
         """A graph; the warm-up leaves no trace, in the random state neither.
@@ -169,5 +170,10 @@ class Ensemble:
         return torch.cuda.default_generators[self.weights.matrix.get_device()]
 
     def model(self, member: int) -> SeriesTransformer:
-        """A member as a model of its own, on the CPU."""
-        return self.weights.member(member)
+        """A member as a model of its own, on the CPU; what it predicts is in the targets' own unit."""
+        model = self.weights.member(member)
+        if not self.classifies:
+            with torch.no_grad():
+                model.head.weight *= self.target_std
+                model.head.bias.mul_(self.target_std).add_(self.target_mean)
+        return model
