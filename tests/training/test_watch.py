@@ -3,8 +3,11 @@
 import re
 import sys
 from io import StringIO
+from itertools import count
+from statistics import fmean
 
 import pytest
+import torch
 from rich.console import Console
 
 from primaldual import mechanism, mechanisms
@@ -29,6 +32,23 @@ def test_a_watch_sees_every_evaluation():
     assert [report.epoch for report in reports] == [1, 2, 3] and reports[0].epochs == 3
     for i, record in enumerate(records):
         assert record.history["test"] == [report.values["test"][i] for report in reports]
+
+
+def test_a_slow_epoch_is_seen_to_move(monkeypatch):
+    """On a CPU, once a second; the clock of this test jumps."""
+    clock = count()
+    monkeypatch.setattr("primaldual.training.loop.time.perf_counter", lambda: float(next(clock)))
+    reports = []
+    with torch.no_grad():  # as in a notebook; training asks for gradients by itself
+        train(toy(), "softmax", small(epochs=2), (3, 4), watch=[reports.append])
+    assert [round(report.epoch, 2) for report in reports] == [0.33, 0.67, 1, 1, 1.33, 1.67, 2, 2]
+    assert all(report.seeds == (3, 4) and bool(report.values) == (i % 4 == 3) for i, report in enumerate(reports))
+    console = Console(file=StringIO(), force_terminal=True, width=160)
+    with progress_bar(console, "Toy") as watch:
+        for report in reports[2:6]:
+            watch(report)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
+    assert "1/2 epochs" in shown and f"loss {fmean(reports[3].values['loss']):.4g}" in shown
 
 
 def test_curves_go_to_tensorboard(tmp_path):

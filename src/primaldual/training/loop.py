@@ -21,16 +21,16 @@ History = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Report:
-    """What is known after an evaluation.
+    """What is known after an evaluation; or, within an epoch that takes long, how far it is.
 
     Args:
-        epoch, epochs: the last one, and how many there will be.
+        epoch, epochs: how many are done, with a share of the one that is under way, and how many there will be.
         seeds: of the members that still train; `values` has a number for each of them.
-        values: "loss", and the metric of each part that is evaluated.
+        values: "loss", and the metric of each part that is evaluated; none within an epoch.
         messages: about members that stopped in this epoch.
     """
 
-    epoch: int
+    epoch: float
     epochs: int
     seeds: tuple[int, ...]
     values: dict[str, tuple[float, ...]]
@@ -71,17 +71,23 @@ class Training:
         """Train to the end.
 
         Args:
-            watch: called after every evaluation.
+            watch: called after every evaluation; on a CPU also within epochs, once a second.
             save: called between two batches, to keep `state()`; and at the end.
             every: seconds between two calls of `save`.
         """
-        with self._own_randomness(), self._on_device():
-            self._since = saved = time.perf_counter()
+        steps = math.ceil(len(self.ensemble.train) / self.recipe.batch_size)
+        with self._own_randomness(), self._on_device(), torch.enable_grad():
+            self._since = saved = told = time.perf_counter()
             while not self.finished:
                 for _ in self._epoch():
-                    if save and time.perf_counter() - saved >= every:
+                    now = time.perf_counter()
+                    if save and now - saved >= every:
                         save(self)
                         saved = time.perf_counter()
+                    if self.ensemble.device.type == "cpu" and now - told >= 1.0:  # elsewhere steps are only queued
+                        for one in watch:
+                            one(Report(self.epoch - 1 + self.batch / steps, self.recipe.epochs, self._left, {}))
+                        told = now
                 if self.recipe.evaluates(self.epoch):
                     report = self._evaluate()
                     for one in watch:
@@ -130,25 +136,31 @@ class Training:
         found = [ensemble.total / len(ensemble.train), *(ensemble.evaluate(part) for part in ensemble.parts)]
         *rows, alive = torch.stack([*found, ensemble.alive.to(found[0].dtype)]).tolist()
         values = dict(zip(parts, rows, strict=True))
-        messages = []
-        for i, seed in enumerate(self.seeds):
+        stopped = []
+        for i in range(len(self.seeds)):
             odd = [part for part in parts if not math.isfinite(values[part][i])]
             if self.active[i] and (odd or not alive[i]):
                 what = f"the {odd[0]} is" if odd and alive[i] else "the loss or its gradient is"
                 self.failures[i] = f"{what} not finite in epoch {self.epoch}"
                 self.active[i] = False
-                messages.append(f"seed {seed} stops, the others go on: {self.failures[i]}")
+                stopped.append(i)
             if self.active[i]:
                 for part in parts:
                     self.history[i][part].append(values[part][i])
                 self.history[i]["epoch"].append(self.epoch)
+        others = ", the others go on" if any(self.active) else ""
+        messages = [f"seed {self.seeds[i]} stops{others}: {self.failures[i]}" for i in stopped]
         if self._chosen:
             messages += self._validate()
-        left = [i for i, active in enumerate(self.active) if active]
-        return Report(
-            self.epoch, self.recipe.epochs, tuple(self.seeds[i] for i in left),
-            {part: tuple(values[part][i] for i in left) for part in parts}, tuple(messages),
-        )  # fmt: skip
+        known = {
+            part: tuple(x for x, active in zip(values[part], self.active, strict=True) if active) for part in parts
+        }
+        return Report(self.epoch, self.recipe.epochs, self._left, known, tuple(messages))
+
+    @property
+    def _left(self) -> tuple[int, ...]:
+        """The seeds of the members that still train."""
+        return tuple(seed for seed, active in zip(self.seeds, self.active, strict=True) if active)
 
     def _validate(self) -> list[str]:
         """Keep the weights of members that are better than ever, and stop those that have not been for long."""

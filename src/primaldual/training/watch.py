@@ -29,10 +29,11 @@ def progress_bar(console: Console, title: str) -> Iterator[Watch]:
         def watch(report: Report) -> None:
             nonlocal begun
             if not begun:  # a resumed run begins in the middle: its speed is measured from there
-                bars.reset(task, total=report.epochs, completed=report.epoch)
+                bars.reset(task, total=report.epochs, completed=int(report.epoch))
                 begun = True
-            text = ", ".join(f"{part} {fmean(values):.4g}" for part, values in report.values.items() if values)
-            bars.update(task, completed=report.epoch, text=text)
+            bars.update(task, completed=report.epoch)
+            if text := ", ".join(f"{part} {fmean(values):.4g}" for part, values in report.values.items() if values):
+                bars.update(task, text=text)
             for message in report.messages:
                 bars.console.print(f"[yellow]{escape(message)}[/]", highlight=False, soft_wrap=True)
 
