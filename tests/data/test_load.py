@@ -206,6 +206,8 @@ def test_a_set_that_is_nowhere_is_an_error_that_says_where_it_was_sought(tmp_pat
         load("Toy", tmp_path / "nowhere")
     with pytest.raises(DataError, match="letters, digits"):
         load("../Toy")
+    with pytest.raises(DataError, match="give NATOPS and the data directory uea"):
+        load("uea/NATOPS.zip")
 
 
 def test_a_download_is_kept_and_a_broken_one_leaves_nothing(tmp_path, monkeypatch):

@@ -78,7 +78,11 @@ def _read_zip(path: Path, member: str) -> TsFile:
 def check_name(name: str) -> None:
     """Raise unless `name` can be the name of a set, and so of a file."""
     if not re.fullmatch(r"[A-Za-z0-9][\w\-]*", name):
-        raise DataError(f"a data set is named by letters, digits, '-' and '_', such as JapaneseVowels; got {name!r}")
+        path = Path(name)
+        hint = f"; give {path.stem} and the data directory {path.parent}" if path.suffix == ".zip" else ""
+        raise DataError(
+            f"a data set is named by letters, digits, '-' and '_', such as JapaneseVowels; got {name!r}{hint}"
+        )
 
 
 def data_directory(given: str | Path | None) -> Path | None:
