@@ -35,7 +35,8 @@ def train(
         typer.Argument(
             metavar="NAME|FILE.ts",
             show_default=False,
-            help="A set of `primaldual data list`, or a file; `…_TEST.ts` beside `…_TRAIN.ts` is the test set.",
+            help="A set of `primaldual data list`, or a file; `…_TEST.ts` beside `…_TRAIN.ts` is the test set. "
+            "Targets of a file are standardised for training.",
         ),
     ],
     mechanism_name: Annotated[

@@ -43,6 +43,12 @@ class Split:
         return Split(self.x.to(device), self.lengths.to(device), self.y.to(device))
 
 
+def mean_and_std(y: Tensor) -> tuple[float, float]:
+    """Of targets; 1 where they are all alike."""
+    mean, std = float(y.double().mean()), float(y.double().std(correction=0))
+    return mean, std if std > 1e-12 * abs(mean) else 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Training and test series, prepared alike.
@@ -115,9 +121,7 @@ class Dataset:
         """With targets of mean 0 and standard deviation 1 on the training series: their unit does not matter then."""
         if self.kind != "regression":
             return self
-        targets = self.train.y.double()
-        mean, std = float(targets.mean()), float(targets.std(correction=0))
-        std = std if std > 1e-12 * abs(mean) else 1.0
+        mean, std = mean_and_std(self.train.y)
         train, test = (replace(part, y=((part.y.double() - mean) / std).float()) for part in (self.train, self.test))
         return replace(
             self, train=train, test=test,

@@ -19,6 +19,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ..data import Dataset, Preparation, Split, fill_gaps
+from ..data.dataset import mean_and_std
 from ..models import SeriesConfig, SeriesTransformer, build
 from ..primal import Primal
 from ..training import Ensemble, Recipe, Training, for_cpu, progress_bar
@@ -333,8 +334,7 @@ class AttentionRegressor(_AttentionEstimator, BaseRegressor):
     target_std_: float
 
     def _fit(self, X: list[np.ndarray], y: np.ndarray) -> Self:
-        self.target_mean_, std = float(y.mean()), float(y.std())
-        self.target_std_ = std if std > 1e-12 * abs(self.target_mean_) else 1.0
+        self.target_mean_, self.target_std_ = mean_and_std(torch.from_numpy(y))
         self._train(X, torch.from_numpy((y - self.target_mean_) / self.target_std_).float())
         return self
 

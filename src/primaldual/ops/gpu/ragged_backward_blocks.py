@@ -121,22 +121,9 @@ def backward_block(
     back = scale / (LOG2E * keep)  # from keep · ds to gradients
     columns = first + tl.arange(0, BN)
     k, v, bias, column_bits = load_points(
-        columns,
-        k_ptr,
-        v_ptr,
-        k_stride,
-        v_stride,
-        bias_ptr,
-        count,
-        seed,
-        D,
-        DV,
-        BLOCK_D,
-        BLOCK_DV,
-        BN,
-        HAS_BIAS,
+        columns, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, count, seed, D, DV, BLOCK_D, BLOCK_DV, BN, HAS_BIAS,
         DROPOUT,
-    )
+    )  # fmt: skip
     span, step, arc = pattern_of(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
@@ -217,22 +204,9 @@ def backward_keys(
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     k, v, bias, column_bits = load_points(
-        columns,
-        k_ptr,
-        v_ptr,
-        k_stride,
-        v_stride,
-        bias_ptr,
-        count,
-        seed,
-        D,
-        DV,
-        BLOCK_D,
-        BLOCK_DV,
-        BN,
-        HAS_BIAS,
+        columns, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, count, seed, D, DV, BLOCK_D, BLOCK_DV, BN, HAS_BIAS,
         DROPOUT,
-    )
+    )  # fmt: skip
     back = scale / (LOG2E * keep)  # from keep · ds to gradients
     span, step, arc = pattern_of(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)

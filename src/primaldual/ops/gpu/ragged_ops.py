@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from . import native, ragged_recipe, ragged_work
+from . import native, ragged_flops, ragged_recipe, ragged_work
 from .launching import in_rows
 from .passes import Shift, blocks_of, place, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
@@ -59,6 +60,9 @@ def points_op(
     return forward(in_rows(q), keys, values, value_dim, call)
 
 
+register_flop_formula(torch.ops.primaldual.ragged_points)(ragged_flops.points)
+
+
 @points_op.register_fake
 def _(q, keys, values, layout, value_dim, *others):  # type: ignore[no-untyped-def]
     return output(in_rows(q), value_dim), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -77,6 +81,9 @@ def _points_backward_op(
     dshift = None if shift is None else -found.q.sum(2, dtype=torch.float32)
     dshift, down_k, down_v = (q.new_empty(0) if x is None else x for x in (dshift, found.own_k, found.own_v))
     return found.q, found.k, found.v, dshift, down_k, down_v
+
+
+register_flop_formula(torch.ops.primaldual.ragged_points_backward)(ragged_flops.points_backward)
 
 
 @_points_backward_op.register_fake
@@ -199,6 +206,9 @@ def tokens_op(
     return _tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back)
 
 
+register_flop_formula(torch.ops.primaldual.ragged_tokens)(ragged_flops.tokens)
+
+
 @tokens_op.register_fake
 def _(q, k, v, beta, scales, is_causal, dropout_p, seed, marks=None, back=True):  # type: ignore[no-untyped-def]
     B, H, S, D = k.shape
@@ -259,6 +269,9 @@ def _tokens_backward_op(
     marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _tokens_gradients(grad, q, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, marks)
+
+
+register_flop_formula(torch.ops.primaldual.ragged_tokens_backward)(ragged_flops.tokens_backward)
 
 
 @_tokens_backward_op.register_fake
@@ -370,6 +383,3 @@ def traced() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
     )
-
-
-from .. import flops  # noqa: E402, F401  # registers what the operators above count as

@@ -1,4 +1,4 @@
-"""What the ragged operators count as in torch.utils.flop_counter; `ragged` imports this once its operators exist.
+"""What the operators of `ragged_ops` count as in torch.utils.flop_counter.
 
 A query and a point cost q·k and p·v forward; backward q·k again, grad·v, and the sums into dq, dk and dv. That is what
 must be computed: blocks that a kernel computes twice count once, causal heads as if they saw every point, and pooling
@@ -8,9 +8,6 @@ not at all (it has no products). `dual.count` and torch's formulas for its own a
 from __future__ import annotations
 
 from typing import Any
-
-import torch
-from torch.utils.flop_counter import register_flop_formula
 
 
 def _forward(pairs: int, dim: int, value_dim: int) -> int:
@@ -27,33 +24,29 @@ def _of_scales(q: Any, k: Any, scales: Any) -> int:
 
 
 def _of_layout(q: Any, layout: Any, own_k: Any) -> int:
-    """Pairs of queries and points, in rows of `ragged.Layout`; and a query's own point, where its head has them."""
+    """Pairs of queries and points, in rows of `ragged_work.Layout`; and a query's own point, where heads have them."""
     own = 0 if own_k is None else sum(window > 1 for window in layout[2::9])
     return int(q[0] * q[2] * (sum(layout[1::9]) + own))
 
 
-@register_flop_formula(torch.ops.primaldual.ragged_tokens)
-def _tokens(q: Any, k: Any, v: Any, beta: Any, scales: Any, *_: Any, **__: Any) -> int:
+def tokens(q: Any, k: Any, v: Any, beta: Any, scales: Any, *_: Any, **__: Any) -> int:
     return _forward(_of_scales(q, k, scales), q[3], v[3])
 
 
-@register_flop_formula(torch.ops.primaldual.ragged_tokens_backward)
-def _tokens_backward(
+def tokens_backward(
     grad: Any, q: Any, k: Any, v: Any, beta: Any, out: Any, lse: Any, keys: Any, values: Any, scales: Any,
     *_: Any, **__: Any,
 ) -> int:  # fmt: skip
     return _backward(_of_scales(q, k, scales), q[3], v[3])
 
 
-@register_flop_formula(torch.ops.primaldual.ragged_points)
-def _points(
+def points(
     q: Any, keys: Any, values: Any, layout: Any, value_dim: Any, shift: Any, bias: Any, own_k: Any, *_: Any, **__: Any
 ) -> int:
     return _forward(_of_layout(q, layout, own_k), q[3], value_dim)
 
 
-@register_flop_formula(torch.ops.primaldual.ragged_points_backward)
-def _points_backward(
+def points_backward(
     grad: Any, q: Any, keys: Any, values: Any, out: Any, lse: Any, layout: Any, shift: Any, bias: Any, own_k: Any,
     *_: Any, **__: Any,
 ) -> int:  # fmt: skip
