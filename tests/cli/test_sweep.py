@@ -32,7 +32,7 @@ def test_a_sweep_is_trained_reported_and_never_trained_again(tmp_path, monkeypat
     first = call(*part)
     assert first.exit_code == 0, first.output
     for text in ("0 of 3 runs are recorded, 3 to go", "epochs 2 instead of 400", "validation 0.2 instead of 0.0",
-                 "The single default is β"):  # fmt: skip
+                 "The best single value is β"):  # fmt: skip
         assert text in first.stdout
     records = Store(tmp_path).records()
     assert len(records) == 6  # softmax, β 1, and the paper's 0.1; two seeds each

@@ -66,7 +66,7 @@ def test_validation_chooses_and_the_test_set_tells():
     )
     for one in (found, spoilt):
         assert [one.chosen(name) for name in SETS] == [0.5, 1.0]
-        assert one.default == 0.5
+        assert one.best == 0.5
     scores = found.scores["JapaneseVowels", 0.5]
     assert (scores.validation, scores.test, scores.last) == ({0: 74, 1: 75}, {0: 55, 1: 56}, {0: 63, 1: 64})
     assert found.mean_ranks() == {0.0: 2.75, 0.5: 1.5, 1.0: 1.75}
@@ -76,7 +76,7 @@ def test_validation_chooses_and_the_test_set_tells():
 
 def test_among_equals_the_default_is_chosen():
     found = swept(BETA, records(BETA, lambda name, v: 2.0 if (name, v) == ("NATOPS", 1.0) else 0.0))
-    assert [found.chosen(name) for name in SETS] == [1.0, 1.0] and found.default == 1.0
+    assert [found.chosen(name) for name in SETS] == [1.0, 1.0] and found.best == 1.0
     assert found.ranks("JapaneseVowels") == {0.0: 2.0, 0.5: 2.0, 1.0: 2.0}
 
 
@@ -86,18 +86,18 @@ def test_values_that_differ_are_told_from_seeds_that_do():
     none = swept(sweep, records(sweep))
     assert clear.p("test", SETS) < 0.001 and none.p("test", SETS) == 1.0
     words = "\n".join(sweep_text.verdict(clear))
-    assert "The single default is β 0.5" in words and "do? Yes" in words
+    assert "The best single value is β 0.5" in words and "do? Yes" in words
     assert "against softmax: +3.00 points, 10 / 0 / 0 (0.002): a difference" in words
     assert "against chosen per set: +0.00 points, 0 / 10 / 0: not told apart" in words
     words = "\n".join(sweep_text.verdict(none))
-    assert "The single default is β 0, which is softmax" in words and "do? Not shown" in words
+    assert "The best single value is β 0, which is softmax" in words and "do? Not shown" in words
 
 
 def test_the_tables_are_exactly_these():
     sweep = replace(BETA, datasets=("NATOPS",), values=(0.0, 0.5))
     found = swept(sweep, records(sweep, lambda _, v: 2.0 * (v or 0)))
     text = sweep_text.markdown(found, "it.png")
-    assert text.startswith("# A sweep of beta, bn: accuracy in %\n\n- The single default is β 0.5:")
+    assert text.startswith("# A sweep of beta, bn: accuracy in %\n\n- The best single value is β 0.5:")
     assert (
         """
 ![the sweep](it.png)
@@ -108,11 +108,11 @@ def test_the_tables_are_exactly_these():
 |  | 0.5 | 71.50 ± 0.71 | 1 | 52.50 ± 0.71 | 60.50 ± 0.71 | chosen |
 |  | 1 | 72.50 ± 0.71 |  | 53.50 ± 0.71 | 61.50 ± 0.71 | paper's |
 | mean of 1 | 0 | 70.50 ± 0.71 | 2 | 51.50 ± 0.71 | 59.50 ± 0.71 | softmax |
-|  | 0.5 | 71.50 ± 0.71 | 1 | 52.50 ± 0.71 | 60.50 ± 0.71 | default |
+|  | 0.5 | 71.50 ± 0.71 | 1 | 52.50 ± 0.71 | 60.50 ± 0.71 | best |
 |  | chosen per set | 71.50 ± 0.71 |  | 52.50 ± 0.71 | 60.50 ± 0.71 |  |
 |  | the paper's | 72.50 ± 0.71 |  | 53.50 ± 0.71 | 61.50 ± 0.71 |  |
 
-## The default, β 0.5, against the others
+## The best single value, β 0.5, against the others
 
 | against |  | points | wins / ties / losses (p) |
 | :-- | :-- | --: | --: |

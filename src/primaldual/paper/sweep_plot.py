@@ -36,8 +36,8 @@ def sweep_plot(found: Swept) -> bytes | None:
             one.set_title(name)
         if len(sets) > 1:
             scores = {v: found.over_sets(always(v)) for v in sweep.values}
-            _panel(axes[len(sets)], scores, found.over_sets(always(None)), found.default, None)
-            axes[len(sets)].set_title(f"mean of {len(sets)}: the default is {said(found.default)}")
+            _panel(axes[len(sets)], scores, found.over_sets(always(None)), found.best, None)
+            axes[len(sets)].set_title(f"mean of {len(sets)}: the best is {said(found.best)}")
         for one in axes[panels:]:
             one.set_visible(False)
         for i, one in enumerate(axes[:panels]):

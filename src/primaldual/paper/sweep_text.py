@@ -21,10 +21,10 @@ KINDS = Scores._fields
 LEGEND = (
     "validation: the best of all epochs on what is held out of the training set. test: at that epoch. last: test after "
     "the last epoch. Accuracy in %, mean ± std (n − 1) over the seeds; of a mean over sets, over the seeds' means.",
-    "chosen: the best for a set on validation, the default among equals. default: the best mean validation accuracy "
-    "over the sets. It goes by points and not by ranks, which make as much of noise on a set where all values do alike "
-    "as of a real difference. rank: on validation, 1 is the best. The paper's own value is tried beside the others, "
-    "and not chosen from.",
+    "chosen: the best for a set on validation, the best single value among equals. best: the single value with the "
+    "best mean validation accuracy over the sets. It goes by points and not by ranks, which make as much of noise on a "
+    "set where all values do alike as of a real difference. rank: on validation, 1 is the best. The paper's own value "
+    "is tried beside the others, and not chosen from.",
     "wins / ties / losses, p: of the two-sided exact sign test, ties left out, over every seed of every set. p of the "
     "values: how often values that do not matter would differ as much, from shuffles among the values of every seed. "
     "As seeds of one set are much alike, p says something about these sets, not about others.",
@@ -62,7 +62,7 @@ def rows(found: Swept) -> Iterator[Row]:
     if not same:
         yield Row(over, baseline, found.over_sets(always(None)), None, "")
     for v in sweep.values:
-        marks = {baseline: v in same, "default": v == found.default}
+        marks = {baseline: v in same, "best": v == found.best}
         yield Row(over, shown(v), found.over_sets(always(v)), ranks[v], ", ".join(m for m in marks if marks[m]))
     for name, policy in policies(found).items():
         if name != baseline:
@@ -70,7 +70,7 @@ def rows(found: Swept) -> Iterator[Row]:
 
 
 def policies(found: Swept) -> dict[str, Policy]:
-    """What the default has to stand up to."""
+    """What the best single value has to stand up to."""
     sweep = found.sweep
     known = all(sweep.paper(name) is not None for name in found.measured)
     paper: dict[str, Policy] = {"the paper's": sweep.paper} if known else {}
@@ -78,7 +78,7 @@ def policies(found: Swept) -> dict[str, Policy]:
 
 
 def grids(found: Swept) -> tuple[Grid, ...]:
-    """The numbers, and the default against all else."""
+    """The numbers, and the best single value against all else."""
     sweep, lines, above = found.sweep, list[tuple[str, ...]](), ""
     for row in rows(found):
         texts = [_spread(getattr(row.scores, kind), len(sweep.seeds)) for kind in KINDS]
@@ -89,14 +89,14 @@ def grids(found: Swept) -> tuple[Grid, ...]:
     numbers = Grid(f"A sweep of {sweep.setting}, {sweep.mechanism}: accuracy in %", header, tuple(lines))
     if not found.measured:
         return (numbers,)
-    left = [v for v in sweep.values if v != found.default and not (sweep.reduces and neutral(v))]
+    left = [v for v in sweep.values if v != found.best and not (sweep.reduces and neutral(v))]
     others: dict[str, Policy] = {shown(v): always(v) for v in left} | policies(found)
     compared = [
         (name if kind == KINDS[0] else "", kind, *_compared(found, policy, kind))
         for name, policy in others.items()
         for kind in KINDS
     ]
-    title = f"The default, {said(found.default)}, against the others"
+    title = f"The best single value, {said(found.best)}, against the others"
     return numbers, Grid(title, ("against", "", "points", "wins / ties / losses (p)"), tuple(compared))
 
 
@@ -104,7 +104,7 @@ def verdict(found: Swept) -> tuple[str, ...]:
     """What the numbers say, in words."""
     if not found.measured:
         return ("Nothing to compare: no set has a score for every value.",)
-    sweep, sets, default = found.sweep, found.measured, found.default
+    sweep, sets, best = found.sweep, found.measured, found.best
     means = sorted((found.over_sets(always(v)).mean("validation") for v in sweep.values), reverse=True)
     ranks = found.mean_ranks()
     by_rank = min(ranks, key=lambda v: ranks[v])
@@ -112,14 +112,14 @@ def verdict(found: Swept) -> tuple[str, ...]:
     of_sets = ", ".join(f"{name} {found.p('test', [name]):.2g}" for name in sets)
     p = found.p("test", sets)
     return (
-        f"The single default is {_named(found, default)}: the best mean validation accuracy over "
+        f"The best single value is {_named(found, best)}: the best mean validation accuracy over "
         f"{len(sets)} set{'s' * (len(sets) > 1)}, {means[0]:.2f} (the next best value: {means[1]:.2f}). By mean rank "
-        f"it would be {'the same' if by_rank == default else said(by_rank)}.",
+        f"it would be {'the same' if by_rank == best else said(by_rank)}.",
         f"Chosen per set: {chosen}.",
         f"Do the values differ by more than seeds do? {'Yes' if p < LEVEL else 'Not shown'}: on test p = {p:.2g} over "
         f"all sets; by set: {of_sets}. Between the best and the worst value lie {_range(found):.2f} points on test in "
         f"the mean over sets; the std between seeds of one value is {_noise(found):.2f}.",
-        *(f"On test, the default against {name}: {_words(found, policy)}." for name, policy in policies(found).items()),
+        *(f"On test, that value against {name}: {_words(found, policy)}." for name, policy in policies(found).items()),
     )
 
 
@@ -157,8 +157,8 @@ def _spread(by_seed: dict[int, float], seeds: int) -> str:
 
 
 def _compared(found: Swept, other: Policy, kind: str) -> tuple[str, str]:
-    """By how many points the default is better in the mean over sets; and how often."""
-    by_set = [gains for gains in found.gains(always(found.default), other, kind) if gains]
+    """By how many points the best single value is better in the mean over sets; and how often."""
+    by_set = [gains for gains in found.gains(always(found.best), other, kind) if gains]
     if not by_set:
         return "–", "–"
     pairs = outcome(gain for gains in by_set for gain in gains)
@@ -167,7 +167,7 @@ def _compared(found: Swept, other: Policy, kind: str) -> tuple[str, str]:
 
 
 def _words(found: Swept, other: Policy) -> str:
-    pairs = outcome(gain for gains in found.gains(always(found.default), other, "test") for gain in gains)
+    pairs = outcome(gain for gains in found.gains(always(found.best), other, "test") for gain in gains)
     points, counts = _compared(found, other, "test")
     if not any(pairs):
         return "nothing measured"

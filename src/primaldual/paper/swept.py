@@ -60,12 +60,12 @@ class Swept:
         return tuple(name for name in self.sweep.datasets if all(self.scores[name, v].last for v in wanted))
 
     def chosen(self, dataset: str) -> Value:
-        """The best on validation, in the mean over the seeds; among equals the default, else the first."""
+        """The best on validation, in the mean over the seeds; among equals the best for all sets, else the first."""
         means = {v: round(self.scores[dataset, v].mean("validation") / TIE) for v in self.sweep.values}
-        return max(means, key=lambda v: (means[v], v == self.default))
+        return max(means, key=lambda v: (means[v], v == self.best))
 
     @property
-    def default(self) -> Value:
+    def best(self) -> Value:
         """The best for all sets: by the mean validation accuracy over them, and by mean rank among equals."""
         ranks = self.mean_ranks()
         means = {v: self.over_sets(always(v)).mean("validation") for v in ranks}
