@@ -2,6 +2,7 @@
 
 import csv
 
+import numpy as np
 import pytest
 
 from paper.records import record
@@ -136,6 +137,12 @@ def test_a_lower_error_wins():
                    ["IEEEPPG"], ["softmax", "bn"], [0])  # fmt: skip
     assert found.by_seed("bn", "best") == Outcome(0, 0, 1) and found.by_seed("bn", "last") == Outcome(1, 0, 0)
     assert found.by_set("bn", "paper") == Outcome(1, 0, 0)
+
+
+def test_as_many_right_is_a_tie_however_float32_rounds_the_seeds():
+    percent = [(np.float32(right) / np.float32(370) * 100).item() for right in (361, 361, 370, 352)]
+    records = [record(run, seed, [percent[2 * i + seed]]) for i, run in enumerate((SOFTMAX, BN)) for seed in range(2)]
+    assert sum(percent[:2]) != sum(percent[2:]) and of(records).by_set("bn", "last") == Outcome(0, 1, 0)
 
 
 def test_without_the_baseline_nothing_is_compared():
