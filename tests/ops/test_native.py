@@ -22,8 +22,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from primaldual import MultiheadAttention, mechanism
 from primaldual.cli import app
-from primaldual.ops.gpu import launching, native, ragged_ops, ragged_recipe, ragged_work
+from primaldual.dual import GroupHeadsByScale
+from primaldual.nn import compiled, grouped, pooled, recentred, unpooled
+from primaldual.nn import launching as nn_launching
+from primaldual.ops.gpu import launching, native, parallel, ragged_ops, ragged_work, recipe
 from support.ragged import adding_up, sweeping
 
 if find_spec("triton") is None:
@@ -49,7 +53,8 @@ int cuGetErrorString(int code, const char** said) { *said = "as the test said"; 
 int cuPointerGetAttribute(void* to, int what, unsigned long long pointer) { *(unsigned long long*)to = pointer; return 0; }
 int cuFuncSetAttribute(void* f, int what, int value) { return 0; }
 """  # noqa: E501
-KERNELS = {name.split()[0] for name in ragged_recipe.ROLES}
+LAYER_KERNELS = {"recentre", "columns", "pool", "shift", "finish", "spread", "biases", "unpool", "total", "assemble"}
+KERNELS = {"sum_rows", "pool", "forward", "delta", "backward", "settle", "place", "dot_sums"}
 SCALES = {"softmax": (1, 1), "sh": (1, 2), "bn": (1, 1), "bn+sh": (4, 1), "causal": (1, 1), "dropout": (2, 1)}
 
 
@@ -149,7 +154,7 @@ def read(address: int, kind: str) -> bytes:
 
 
 def struct_size(kind: str) -> int:
-    return 8 if kind.startswith("*") else ragged_recipe.struct.calcsize(ragged_recipe.FORMATS[kind])
+    return 8 if kind.startswith("*") else recipe.struct.calcsize(recipe.FORMATS[kind])
 
 
 def draw(name: str, length: int = 37, dim: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
@@ -196,10 +201,10 @@ class Interpreted:
             if kind == "constexpr":
                 now.append(argument)
             elif kind == "*x":
-                (address,) = ragged_recipe.struct.unpack("<Q", read(next(given), kind))
+                (address,) = recipe.struct.unpack("<Q", read(next(given), kind))
                 now.append(at(address, argument.dtype))
             else:
-                (value,) = ragged_recipe.struct.unpack(f"<{ragged_recipe.FORMATS[kind]}", read(next(given), kind))
+                (value,) = recipe.struct.unpack(f"<{recipe.FORMATS[kind]}", read(next(given), kind))
                 now.append(value)
         kernel[tuple(config.grid)](*now)
 
@@ -231,6 +236,9 @@ def interpreter(library: Any, driver: Callable[[Launched], None], monkeypatch: p
     real = ragged_work.kernels()
     found = SimpleNamespace(**{name: Interpreted(getattr(real, name)) for name in KERNELS})
     monkeypatch.setattr(ragged_work, "kernels", lambda: found)
+    layers = nn_launching._kernels()
+    of_layers = SimpleNamespace(**{name: Interpreted(getattr(layers, name)) for name in LAYER_KERNELS})
+    monkeypatch.setattr(nn_launching, "_kernels", lambda: of_layers)
     monkeypatch.setattr(launching, "_ready", {})
     driver(Interpreted.launched)
     return library
@@ -289,13 +297,13 @@ def test_blocks_that_add_to_dq(name: str, interpreter: Any) -> None:
     up = torch.randn(arguments[0].shape).half()
     with adding_up(32, 32, 4, 2, 0) as launched:
         both(interpreter, arguments, up)
-        assert launched.count("settle") == 2  # noted down, and by Python
+        assert launched.count("settle") == 3  # noted down twice, and by Python
         torch.use_deterministic_algorithms(True)
         try:
             both(interpreter, arguments, up)
         finally:
             torch.use_deterministic_algorithms(False)
-        assert launched.count("settle") == 2
+        assert launched.count("settle") == 3
 
 
 @in_the_interpreter
@@ -316,7 +324,7 @@ def test_gradients_of_some_inputs(interpreter: Any) -> None:
 @in_the_interpreter
 def test_what_was_saved_must_not_be_written_to(interpreter: Any) -> None:
     for changed in (0, "out"):
-        arguments = draw("sh")
+        arguments = draw("sh", length=100)  # with fewer keys the output is not needed on the way back
         q = arguments[0].clone()
         out = ragged_ops.attend_compiled(interpreter, q, *arguments[1:])
         with torch.no_grad():
@@ -376,11 +384,11 @@ def test_what_is_refused_stays_in_python(interpreter: Any, monkeypatch: pytest.M
     arguments = draw("sh", length=20)
 
     def refuse(*_: Any) -> None:
-        raise ragged_recipe.RefusedError
+        raise recipe.RefusedError
 
-    monkeypatch.setattr(ragged_recipe, "pack", refuse)
+    monkeypatch.setattr(recipe, "pack", refuse)
     assert ragged_ops.attend_compiled(interpreter, *arguments) is None
-    monkeypatch.setattr(ragged_recipe, "learn", None)  # it is not asked again
+    monkeypatch.setattr(recipe, "_learn", None)  # it is not asked again
     assert ragged_ops.attend_compiled(interpreter, *arguments) is None
     columns = (arguments[0].detach().mT.contiguous().mT, *arguments[1:])
     assert ragged_ops.attend_compiled(interpreter, *columns) is None
@@ -398,6 +406,122 @@ def test_an_error_of_the_driver_is_raised(interpreter: Any, driver: Callable[[La
     driver(fail)
     with pytest.raises(RuntimeError, match="as the test said"):
         ragged_ops.attend_compiled(interpreter, *arguments)
+
+
+LAYERS = {
+    "bn": mechanism("bn", beta=0.6),
+    "bn, learned": mechanism("bn", learnable=True),
+    "sh": mechanism("sh", scales=(1, 2)),
+    "bn+sh": mechanism("bn+sh", beta=0.6, scales=(1, 4)),
+    "bn+sh, learned, apart": mechanism("bn+sh", learnable=True, scales=(3, 1)),
+    "all pooled": mechanism("bn+sh", scales=(2, 4)),
+}
+
+
+def draw_layer(name: str, length: int, **options: Any) -> tuple[MultiheadAttention, torch.Tensor]:
+    layer = MultiheadAttention(32, 2, batch_first=True, dtype=torch.float16, mechanism=LAYERS[name], **options)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, mean=0.05, std=0.3)
+    return layer, torch.randn(2, length, 32).half().requires_grad_()
+
+
+@pytest.fixture
+def layers(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bool, list[torch.Tensor]]]:
+    """A step of a layer, with or without the compiled part: whether that was used, the output and all gradients."""
+
+    def step(layer: MultiheadAttention, x: torch.Tensor, it: bool, way: str = "") -> tuple[bool, list[torch.Tensor]]:
+        outs: list[torch.Tensor | None] = []
+
+        def attend(*given: Any, **options: Any) -> torch.Tensor | None:
+            outs.append(real(*given, **options))
+            return outs[-1]
+
+        with monkeypatch.context() as patch:
+            real = compiled.attend
+            patch.setattr(compiled, "attend", attend)
+            patch.setattr(native, "library", lambda: interpreter if it else None)
+            if way:
+                patch.setattr(pooled, "how", lambda *_: way)
+            torch.manual_seed(1)
+            out = layer(x, x, x, need_weights=False)[0]
+            leaves = [leaf for leaf in (x, *layer.parameters()) if leaf.requires_grad]
+            found = torch.autograd.grad(out, leaves, torch.ones_like(out)) if out.requires_grad else ()
+        return outs[0] is not None, [out, *found]
+
+    return step
+
+
+def same_bits(layers: Any, layer: MultiheadAttention, x: torch.Tensor, way: str = "") -> None:
+    used, mine = layers(layer, x, True, way)
+    unused, other = layers(layer, x, False, way)
+    assert used
+    assert not unused
+    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(mine, other, strict=True))
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("length", [5, 132])
+@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("bn,") and name != "bn"])
+def test_layers_with_scaled_heads_have_the_bits_of_the_python_path(
+    name: str, length: int, way: str, layers: Any
+) -> None:  # fmt: skip
+    layer, x = draw_layer(name, length)
+    same_bits(layers, layer, x, way)
+    with torch.no_grad():
+        same_bits(layers, layer, x, way)
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("name", ["bn", "bn, learned"])
+def test_re_centred_layers_are_close_to_the_python_path(name: str, layers: Any) -> None:
+    """That takes torch's attention."""
+    layer, x = draw_layer(name, 70)
+    used, mine = layers(layer, x, True)
+    unused, other = layers(layer, x, False)
+    assert used
+    assert not unused
+    for a, b in zip(mine, other, strict=True):
+        size = float(b.detach().abs().max())
+        torch.testing.assert_close(a, b, rtol=8 * torch.finfo(a.dtype).eps, atol=8 * torch.finfo(a.dtype).eps * size)
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
+def test_layers_without_bias_with_dropout_and_some_frozen_parameters(way: str, layers: Any) -> None:
+    layer, x = draw_layer("bn+sh, learned, apart", 20, bias=False, dropout=0.3)
+    same_bits(layers, layer, x, way)
+    layer, x = draw_layer("bn+sh, learned, apart", 20)
+    for frozen in ([x], [layer.in_proj_weight], [layer.in_proj_bias, layer.learned["beta"]]):
+        for leaf in (x, *layer.parameters()):
+            leaf.requires_grad_(all(leaf is not other for other in frozen))
+        same_bits(layers, layer, x, way)
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
+def test_a_layer_that_trains_on_equals_python(way: str, layers: Any) -> None:
+    """Buffers are given back and taken again; parameters change in place."""
+    ends = []
+    for it in (True, False):
+        torch.manual_seed(0)
+        layer, x = draw_layer("bn+sh, learned, apart", 40)
+        for _ in range(3):
+            _, (_, _, *gradients) = layers(layer, x, it, way)
+            with torch.no_grad():
+                for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
+                    parameter -= 0.01 * gradient
+        ends.append([parameter.detach().clone() for parameter in layer.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@in_the_interpreter
+def test_what_is_neither_a_launch_nor_a_product_is_refused(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = draw_layer("sh", 24)
+    real = unpooled.forward
+    monkeypatch.setattr(unpooled, "forward", lambda x, *others: real(x + 1, *others))
+    used, _ = layers(layer, x, True)
+    assert not used
 
 
 class Hopper:
@@ -430,16 +554,10 @@ class Hopper:
         return self.target
 
 
-@for_hopper
-@pytest.mark.parametrize(
-    ("name", "together", "launches"),
-    [("sh", (), 4), ("sh", (64, 128, 8, 2, 0), 5), ("bn+sh", (), 7), ("bn+sh", (32, 64, 4, 2, 168), 8),
-     ("bn", (), 6), ("causal", (), 3), ("dropout", (), 4), ("dropout", (64, 64, 4, 2, 0), 5)],
-)  # fmt: skip
-def test_what_triton_hands_the_driver(
-    name: str, together: tuple[int, ...], launches: int, library: Any, driver: Callable[[Launched], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def listening(
+    driver: Callable[[Launched], None], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[tuple[Any, ...]], set[int]]:
+    """What reaches the driver, in order; of pointers only those that are given, 0 and whether they are there."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaLauncher
     from triton.runtime import driver as active
@@ -448,9 +566,13 @@ def test_what_triton_hands_the_driver(
     active.set_active(hopper)
     for kernel in KERNELS:  # compiled for this driver
         getattr(ragged_work.kernels(), kernel).device_caches.clear()
+    for kernel in LAYER_KERNELS:
+        getattr(nn_launching._kernels(), kernel).device_caches.clear()
+    monkeypatch.setattr(launching, "_ready", {})
     monkeypatch.setattr(launching, "starts_early", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     seen: list[tuple[Any, ...]] = []
+    given: set[int] = set()
 
     def launched(config: Config, function: int, parameters: Any) -> None:
         kinds = hopper.kinds[function]
@@ -464,6 +586,20 @@ def test_what_triton_hands_the_driver(
         seen.append((function, shape, attributes, numbers, there))
 
     driver(launched)
+    return seen, given
+
+
+@for_hopper
+@pytest.mark.parametrize(
+    ("name", "together", "launches"),
+    [("sh", (), 4), ("sh", (64, 128, 8, 2, 0), 5), ("bn+sh", (), 8), ("bn+sh", (32, 64, 4, 2, 168), 9),
+     ("bn", (), 7), ("causal", (), 3), ("dropout", (), 4), ("dropout", (64, 64, 4, 2, 0), 5)],
+)  # fmt: skip
+def test_what_triton_hands_the_driver(
+    name: str, together: tuple[int, ...], launches: int, library: Any, driver: Callable[[Launched], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    seen, given = listening(driver, monkeypatch)
     length = 152 if together else 150
     q, k, v, beta, *others, seed = draw(name, length, dim=64, dtype=torch.bfloat16)
     up = torch.randn(2, length, 2, 64, dtype=q.dtype).transpose(1, 2)
@@ -471,7 +607,7 @@ def test_what_triton_hands_the_driver(
     with adding_up(*together):
         work = ragged_work.work(*_layout(name, q, k, v))
         tables = work.table, work.forward, work.back.tasks
-        given = {x.data_ptr() for x in (q, k, v, up, seed, *tables) if x is not None}
+        given |= {x.data_ptr() for x in (q, k, v, up, seed, *tables) if x is not None}
         for attend in (lambda *x: ragged_ops.attend_compiled(library, *x), ragged_ops._Tokens.apply):
             seen.clear()
             step(attend, (q, k, v, beta, *others, seed), up)
@@ -486,3 +622,37 @@ def _layout(name: str, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
     pooled = max(SCALES[name]) > 1
     layout = ragged_ops.packed(SCALES[name], B, L, D, D) if pooled else ragged_ops._in_place(k, v)
     return layout, B, L, D, q.dtype, name == "causal", q.device
+
+
+@for_hopper
+@pytest.mark.parametrize("pool_first", [False, True])
+@pytest.mark.parametrize("name", ["sh", "bn+sh", "bn+sh, learned, apart"])
+def test_what_triton_hands_the_driver_for_a_layer(
+    name: str, pool_first: bool, library: Any, driver: Callable[[Launched], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recentred, "launches", lambda x: True)
+    monkeypatch.setattr(native, "library", lambda: library)
+    seen, given = listening(driver, monkeypatch)
+    layer, x = draw_layer(name, 136)
+    scales = layer.primal.training_set.head_scales(2)
+    groups = grouped.Groups(GroupHeadsByScale.groups(scales), 2, 136, 2, 16)
+    number, beta = recentred.beta_of(layer) if layer.primal.inputs else (0.0, None)
+    projection = x, layer.in_proj_weight, layer.in_proj_bias, groups, len(layer.primal.inputs) > 0, number, beta
+    up = torch.randn(2, 136, 2, 16).half().transpose(1, 2)
+    leaves = [leaf for leaf in (x, layer.in_proj_weight, layer.in_proj_bias, beta) if leaf is not None]
+    given |= {leaf.data_ptr() for leaf in (*leaves, up)}
+
+    def in_python() -> torch.Tensor:
+        if not pool_first:
+            return ragged_ops.attend_tokens(*unpooled.project(*projection), None, scales, False, 0.0, None)
+        packed, shift = grouped.project(*projection)
+        queries = parallel.Queries(2, 2, 136, 16, groups.row)
+        return parallel.attend(packed, queries, shift, grouped.layout(groups), False)
+
+    steps = []
+    for attend in (lambda: compiled.attend(*projection, 0.0, None, pool_first=pool_first), in_python):
+        seen.clear()
+        torch.autograd.grad(attend(), leaves, up)
+        steps.append(list(seen))
+    assert steps[0] == steps[1]
+    assert len(steps[0]) > 5

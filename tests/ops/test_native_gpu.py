@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from primaldual import Primal, attention, mechanism
+from primaldual import MultiheadAttention, Primal, attention, mechanism
 from primaldual.bench.timing import capture
+from primaldual.nn import compiled, pooled
 from primaldual.ops.gpu import native
 from support.ragged import adding_up, sweeping
 
@@ -130,7 +131,7 @@ def test_blocks_that_add_to_dq(name: str, use: Use) -> None:
                 use(it)
                 results.append(step(qkv, PRIMALS[name], up, dropout_p=p))
                 assert ("CppNode" in results[-1][0].grad_fn.name()) == it
-        assert launched.count("settle") == 2  # noted down, and by Python
+        assert launched.count("settle") == 3  # noted down twice, and by Python
         for other in results[1:]:
             assert torch.equal(results[0][0], other[0])
             for mine, theirs in zip(results[0], other, strict=True):
@@ -266,3 +267,108 @@ def test_checkpointed_and_kept_on_the_host() -> None:
     with torch.autograd.graph.save_on_cpu():
         out = attend(*qkv)
     assert all(torch.equal(a, b) for a, b in zip(expected, torch.autograd.grad(out, qkv, up), strict=True))
+
+
+LAYERS = {
+    "bn": mechanism("bn", beta=0.6),
+    "bn, learned": mechanism("bn", learnable=True),
+    "sh": mechanism("sh", scales=(1, 1, 2, 4)),
+    "bn+sh": mechanism("bn+sh", scales=(1, 1, 2, 4)),
+    "bn+sh, learned, apart": mechanism("bn+sh", learnable=True, scales=(3, 1, 3, 2)),
+    "all pooled": mechanism("bn+sh", scales=(2, 2, 4, 4)),
+}
+
+
+def make_layer(name: str, **options: object) -> MultiheadAttention:
+    torch.manual_seed(0)
+    made = {"device": "cuda", "dtype": torch.bfloat16}
+    layer = MultiheadAttention(64 * HEADS, HEADS, batch_first=True, mechanism=LAYERS[name], **made, **options)  # type: ignore[arg-type]
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, mean=0.01, std=0.06)
+    return layer
+
+
+def layer_step(layer: MultiheadAttention, x: Tensor) -> list[Tensor]:
+    torch.manual_seed(1)
+    out = layer(x, x, x, need_weights=False)[0]
+    up = torch.linspace(-1, 1, out.numel(), device="cuda", dtype=out.dtype).view(out.shape)
+    return [out, *torch.autograd.grad(out, [x, *layer.parameters()], up)]
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the compiled part was used, for every call of a layer."""
+    used: list[bool] = []
+    real = compiled.attend
+
+    def attend(*given: object, **options: object) -> Tensor | None:
+        out = real(*given, **options)  # type: ignore[arg-type]
+        used.append(out is not None)
+        return out
+
+    monkeypatch.setattr(compiled, "attend", attend)
+    return used
+
+
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("length", [1, 17, 128, 1000, 2048])
+@pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("bn,") and name != "bn"])
+def test_layers_with_scaled_heads_have_the_bits_of_the_python_path(
+    name: str, length: int, way: str, use: Use, nodes: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooled, "how", lambda *_: way)
+    layer = make_layer(name)
+    x = torch.randn(2, length, 64 * HEADS, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    results = []
+    for it in (True, False, True):
+        use(it)
+        results.append(layer_step(layer, x))
+    assert nodes == [True, False, True]
+    for other in results[1:]:
+        assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", ["bn", "bn, learned"])
+def test_re_centred_layers_are_close_to_torchs_attention(name: str, use: Use, nodes: list[bool]) -> None:
+    layer = make_layer(name)
+    for length in (1, 17, 128, 1000, 2048):
+        x = torch.randn(2, length, 64 * HEADS, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        results = []
+        for it in (True, False):
+            use(it)
+            results.append(layer_step(layer, x))
+        for mine, other in zip(*results, strict=True):
+            scale = float(other.detach().abs().max())
+            torch.testing.assert_close(mine, other, rtol=0.03, atol=0.03 * scale)
+    assert nodes == [True, False] * 5
+
+
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
+def test_layers_train_as_in_python(way: str, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout; memory is given back and taken again, and parameters change in place."""
+    monkeypatch.setattr(pooled, "how", lambda *_: way)
+    ends = []
+    for it in (True, False):
+        use(it)
+        layer = make_layer("bn+sh, learned, apart", dropout=0.1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        torch.manual_seed(2)
+        x = torch.randn(4, 333, 64 * HEADS, device="cuda", dtype=torch.bfloat16)
+        for _ in range(30):
+            optimizer.zero_grad()
+            (layer(x, x, x, need_weights=False)[0] - x).float().square().mean().backward()
+            optimizer.step()
+        ends.append(list(layer.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_a_layer_under_autocast(use: Use, nodes: list[bool]) -> None:
+    results = []
+    for it in (True, False):
+        use(it)
+        layer = make_layer("bn+sh").float()
+        x = torch.randn(2, 129, 64 * HEADS, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            results.append(layer_step(layer, x.requires_grad_()))
+    assert nodes == [True, False]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

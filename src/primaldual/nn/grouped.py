@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.gpu.launching import power_of_2
+from ..ops.gpu.launching import gather, power_of_2, product
 from .launching import forked, launch
-from .recentred import BLOCK, affine, column_sums, shift_of
+from .recentred import BLOCK, affine, beta_gradient, column_sums, shift_of
 
 
 class Groups(NamedTuple):
@@ -117,26 +117,9 @@ class _Projected(torch.autograd.Function):
         number: float,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x = x.contiguous()
-        E = x.shape[-1]
-        flat = x.new_empty(sum(groups.sizes))
-        tables = _tables(groups, x.device)
-        mean = shift = None
-        biases: Sequence[Tensor | None] = [None] * len(groups.columns)
-        fork = forked(x, 2)
-        with fork.part(0):
-            pooled, sums = _pool(x, groups, recentred)
-            if sums is not None:
-                mean, shift = shift_of(sums, weight, bias, beta, number, groups.heads, tables.means)
-                ctx.mark_non_differentiable(shift)
-        rows = weight.index_select(0, tables.order)
-        if bias is not None:
-            biases = bias.index_select(0, tables.order).split(groups.columns)
-        fork = forked(x, 2)  # from here on the other stream has these rows, too
-        inputs, parts = [x.view(-1, E), *pooled], groups.parts(flat)
-        for n, each in enumerate(zip(inputs, rows.split(groups.columns), biases, parts, strict=True)):
-            with fork.part(0 if n else 1):
-                affine(*each)
-        fork.join()
+        flat, shift, rows, mean = forward(x, weight, bias, beta, groups, recentred, number)
+        if shift is not None:
+            ctx.mark_non_differentiable(shift)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, rows, beta, None if beta is None else mean)
         ctx.settings = groups, number, None if bias is None else bias.dtype
@@ -147,39 +130,75 @@ class _Projected(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         x, rows, beta, mean = ctx.saved_tensors
         groups, number, bias_dtype = ctx.settings
-        want_x, want_weight, want_bias, want_beta = ctx.needs_input_grad[:4]
-        E = x.shape[-1]
-        tables = _tables(groups, x.device)
-        (of_tokens, *of_points), (own, *own_pooled) = groups.parts(grad), rows.split(groups.columns)
-        dx = torch.empty_like(x) if want_x else None
-        drows = torch.empty_like(rows) if want_weight else None
-        dbias = torch.empty(3 * E, dtype=bias_dtype, device=x.device) if want_bias else None
-        dbeta = None
+        found = backward(grad, x, rows, beta, mean, groups, number, bias_dtype, ctx.needs_input_grad)
+        return *found, None, None, None
 
-        sums = column_sums(of_tokens[:, :E].unflatten(0, x.shape[:2]))
-        of_values = _finish(grad, sums, beta, number, groups)
-        fork = forked(x, 3)
-        with fork.part(0):
-            if dx is not None:
-                back = x.new_empty(sum(groups.points), E)
-                for part, weight, to in zip(of_points, own_pooled, back.split(groups.points), strict=True):
-                    torch.mm(part, weight, out=to)
-                _unpool(back, dx, groups)
-                dx.view(-1, E).addmm_(of_tokens, own)
-        with fork.part(1):
-            if drows is not None:
-                pooled, _ = _pool(x, groups, False)
-                for part, inputs, to in zip(of_points, pooled, drows.split(groups.columns)[1:], strict=True):
-                    torch.mm(part.T, inputs, out=to)
-            if dbias is not None:
-                bias_gradients(sums, of_values, beta, number, dbias, groups)
-            if want_beta and mean is not None:
-                dbeta = -(sums.sum(1).view_as(mean) * mean).sum((0, 2)).to(beta.dtype)
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool, number: float
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """The flat buffer and βμ; the weight's rows in the order of its parts, and μ."""
+    E = x.shape[-1]
+    flat = x.new_empty(sum(groups.sizes))
+    tables = _tables(groups, x.device)
+    mean = shift = None
+    biases: Sequence[Tensor | None] = [None] * len(groups.columns)
+    fork = forked(x, 2)
+    with fork.part(0):
+        pooled, sums = _pool(x, groups, recentred)
+        if sums is not None:
+            mean, shift = shift_of(sums, weight, bias, beta, number, groups.heads, tables.means)
+    rows = gather(weight, tables.order)
+    if bias is not None:
+        biases = gather(bias, tables.order).split(groups.columns)
+    fork = forked(x, 2)  # from here on the other stream has these rows, too
+    inputs, parts = [x.view(-1, E), *pooled], groups.parts(flat)
+    for n, each in enumerate(zip(inputs, rows.split(groups.columns), biases, parts, strict=True)):
+        with fork.part(0 if n else 1):
+            affine(*each)
+    fork.join()
+    return flat, shift, rows, mean
+
+
+def backward(
+    grad: Tensor, x: Tensor, rows: Tensor, beta: Tensor | None, mean: Tensor | None, groups: Groups, number: float,
+    bias_dtype: torch.dtype | None, wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of x, weight, bias and β, where they are wanted, from that of the flat buffer."""
+    want_x, want_weight, want_bias, want_beta = wanted[:4]
+    E = x.shape[-1]
+    tables = _tables(groups, x.device)
+    (of_tokens, *of_points), (own, *own_pooled) = groups.parts(grad), rows.split(groups.columns)
+    dx = torch.empty_like(x) if want_x else None
+    drows = torch.empty_like(rows) if want_weight else None
+    dbias = torch.empty(3 * E, dtype=bias_dtype, device=x.device) if want_bias else None
+    dbeta = None
+
+    sums = column_sums(of_tokens[:, :E].unflatten(0, x.shape[:2]))
+    of_values = _finish(grad, sums, beta, number, groups)
+    fork = forked(x, 3)
+    with fork.part(0):
+        if dx is not None:
+            back = x.new_empty(sum(groups.points), E)
+            for part, weight, to in zip(of_points, own_pooled, back.split(groups.points), strict=True):
+                product(part, weight, to)
+            _unpool(back, dx, groups)
+            to = dx.view(-1, E)
+            product(of_tokens, own, to, to)
+    with fork.part(1):
         if drows is not None:
-            torch.mm(of_tokens.T, x.view(-1, E), out=drows[: groups.row])
-        fork.join()
-        dweight = None if drows is None else drows.index_select(0, tables.places)
-        return dx, dweight, dbias, dbeta, None, None, None
+            pooled, _ = _pool(x, groups, False)
+            for part, inputs, to in zip(of_points, pooled, drows.split(groups.columns)[1:], strict=True):
+                product(part.T, inputs, to)
+        if dbias is not None:
+            bias_gradients(sums, of_values, beta, number, dbias, groups)
+        if want_beta and beta is not None and mean is not None:
+            dbeta = beta_gradient(sums, mean, beta.dtype)
+    if drows is not None:
+        product(of_tokens.T, x.view(-1, E), drows[: groups.row])
+    fork.join()
+    dweight = None if drows is None else gather(drows, tables.places)
+    return dx, dweight, dbias, dbeta
 
 
 class _Tables(NamedTuple):

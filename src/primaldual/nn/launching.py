@@ -6,6 +6,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..ops.gpu import launching
@@ -38,6 +39,13 @@ def launch(
         return getattr(_kernels(), name), grid, numbers, {"num_warps": warps}
 
     launching.launch((name, grid, numbers, *kinds), tensors, prepare, early=False)
+
+
+def seed_of(x: Tensor, dropout_p: float) -> Tensor | None:
+    """Drawn on the device, so that a replayed CUDA graph drops other weights each time."""
+    if not dropout_p:
+        return None
+    return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=x.device)
 
 
 def captured(x: Tensor) -> bool:

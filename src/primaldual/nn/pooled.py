@@ -21,9 +21,9 @@ from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
 from ..ops.ragged import MAX_HEAD_DIM
 from ..primal import AllKeys, Exponential, KernelSum, Pooled
-from . import grouped, unpooled
+from . import compiled, grouped, unpooled
 from .grouped import Groups
-from .launching import captured, launches
+from .launching import captured, launches, seed_of
 from .recentred import as_linear, beta_of, plain, recenter_of
 
 if TYPE_CHECKING:
@@ -117,20 +117,18 @@ def _attend_grouped(
 ) -> Tensor:  # fmt: skip
     recentred = bool(layer.primal.inputs)
     number, beta = beta_of(layer) if recentred else (0.0, None)
+    projection = x, weight, bias, groups, recentred, number, beta
+    seed = seed_of(x, dropout_p)
+    if way != "parallel":
+        out = compiled.attend(*projection, dropout_p, seed, pool_first=way == "ragged")
+        if out is not None:
+            return out
     if way == "tokens":
-        q, k, v = unpooled.project(x, weight, bias, groups, recentred, number, beta)
-        return ragged_ops.attend_tokens(q, k, v, None, groups.scales, False, dropout_p, _seed(q, dropout_p))
-    packed, shift = grouped.project(x, weight, bias, groups, recentred, number, beta)
+        q, k, v = unpooled.project(*projection)
+        return ragged_ops.attend_tokens(q, k, v, None, groups.scales, False, dropout_p, seed)
+    packed, shift = grouped.project(*projection)
     queries = parallel.Queries(groups.batch, groups.heads, groups.tokens, groups.head_dim, groups.row)
-    cudnn = way == "parallel"
-    return parallel.attend(packed, queries, shift, grouped.layout(groups), cudnn, dropout_p, _seed(x, dropout_p))
-
-
-def _seed(x: Tensor, dropout_p: float) -> Tensor | None:
-    """Drawn on the device, so that a replayed CUDA graph drops other weights each time."""
-    if not dropout_p:
-        return None
-    return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=x.device)
+    return parallel.attend(packed, queries, shift, grouped.layout(groups), way == "parallel", dropout_p, seed)
 
 
 def _pool(x: Tensor, padding: Tensor | None, pooling: Pooled, scale: int) -> tuple[Tensor, Tensor | None]:

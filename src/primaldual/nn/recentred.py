@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..ops.gpu.launching import in_rows, power_of_2
+from ..ops.gpu.launching import in_rows, power_of_2, product
+from ..ops.gpu.passes import dot_sums
 from ..primal import AllKeys, Exponential, KernelSum, Recenter
 from .launching import forked, launch, launches
 
@@ -133,7 +134,7 @@ class _Recentred(torch.autograd.Function):
         dx = (dqkv @ weight).view_as(x) if ctx.needs_input_grad[0] else None
         fork.join()
         if beta is not None and ctx.needs_input_grad[3]:
-            dbeta = -(sums[:, :, 0].sum(1) * mean).sum((0, 2)).to(beta.dtype)
+            dbeta = beta_gradient(sums[:, :, 0].flatten(2), mean, beta.dtype)
         return dx, dweight, dbias, dbeta, None, None, None
 
 
@@ -258,7 +259,11 @@ def total(sums: Tensor, out: Tensor) -> None:
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """x Wᵀ + b of rows, into a tensor that is there already."""
-    if bias is None:
-        torch.mm(x, weight.T, out=out)
-    else:
-        torch.addmm(bias, x, weight.T, out=out)
+    product(x, weight.T, out, bias)
+
+
+def beta_gradient(sums: Tensor, mean: Tensor, dtype: torch.dtype) -> Tensor:
+    """β's, [H], from Σ_i dq_i in blocks, [B, blocks, E], and μ [B, H, D]."""
+    if not launches(sums):
+        return -(sums.sum(1).view_as(mean) * mean).sum((0, 2)).to(dtype)
+    return dot_sums(sums.unflatten(2, mean.shape[1:]).transpose(1, 2), mean.unsqueeze(2), -1.0, dtype)

@@ -9,16 +9,17 @@ and two products give everything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ops.gpu.launching import power_of_2
+from ..ops.gpu.launching import power_of_2, product
 from ..ops.gpu.thirds import side_by_side
 from .grouped import Groups, bias_gradients, shift_of_groups, votes
 from .launching import forked, launch
-from .recentred import affine, column_sums, recentre
+from .recentred import affine, beta_gradient, column_sums, recentre
 
 
 def project(
@@ -35,50 +36,67 @@ class _Projected(torch.autograd.Function):
         number: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         x = x.contiguous()
-        B, N, E = x.shape
-        packed = x.new_empty(B, N, 3, groups.heads, groups.head_dim)
-        q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-        mean = None
-        if recentred:  # before the product, which leaves no room beside it
-            mean, shift = shift_of_groups(x, weight, bias, beta, number, groups)
-        affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
-        if recentred:
-            recentre(q, shift)
+        *found, mean = forward(x, weight, bias, beta, groups, recentred, number)
         ctx.save_for_backward(x, weight, beta, None if beta is None else mean)
         ctx.settings = groups, recentred, number, None if bias is None else bias.dtype
-        return q, k, v
+        return tuple(found)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, beta, mean = ctx.saved_tensors
-        groups, recentred, number, bias_dtype = ctx.settings
-        want_x, want_weight, want_bias, want_beta = ctx.needs_input_grad[:4]
-        B, N, E = x.shape
-        dqkv = _together(gradients).view(B, N, 3, E)
-        sums, of_values = column_sums(dqkv.permute(2, 0, 1, 3)[::2])  # products leave no room beside them
-        if recentred:
-            _spread(dqkv[:, :, 1], sums, beta, number, groups)
-        dqkv, tokens = dqkv.view(-1, 3 * E), x.view(-1, E)
-        dx = x.new_empty(tokens.shape) if want_x else None
-        dweight = torch.empty_like(weight) if want_weight else None
-        dbias = torch.empty(3 * E, dtype=bias_dtype, device=x.device) if want_bias else None
-        dbeta = None
-        fork = forked(x, 2)
-        with fork.part(0):
-            if dx is not None:
-                torch.mm(dqkv, weight, out=dx)
-        if dbias is not None:
-            bias_gradients(sums, of_values.view(-1, E), beta, number, dbias, groups)
-        if dweight is not None:
-            torch.mm(dqkv.T, tokens, out=dweight)
-        if beta is not None and mean is not None and want_beta:
-            dbeta = -(sums.sum(1).view_as(mean) * mean).sum((0, 2)).to(beta.dtype)
-        fork.join()
-        return None if dx is None else dx.view_as(x), dweight, dbias, dbeta, None, None, None
+        groups, recentred, number, dtype = ctx.settings
+        found = backward(gradients, x, weight, beta, mean, groups, recentred, number, dtype, ctx.needs_input_grad)
+        return *found, None, None, None
 
 
-def _together(gradients: tuple[Tensor, ...]) -> Tensor:
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool, number: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Queries, keys, values; and μ where heads are re-centred."""
+    B, N, E = x.shape
+    packed = x.new_empty(B, N, 3, groups.heads, groups.head_dim)
+    q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    mean = None
+    if recentred:  # before the product, which leaves no room beside it
+        mean, shift = shift_of_groups(x, weight, bias, beta, number, groups)
+    affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
+    if recentred:
+        recentre(q, shift)
+    return q, k, v, mean
+
+
+def backward(
+    gradients: Sequence[Tensor], x: Tensor, weight: Tensor, beta: Tensor | None, mean: Tensor | None, groups: Groups,
+    recentred: bool, number: float, bias_dtype: torch.dtype | None, wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of x, weight, bias and β, where they are wanted, from those of q, k and v."""
+    want_x, want_weight, want_bias, want_beta = wanted[:4]
+    B, N, E = x.shape
+    dqkv = _together(gradients).view(B, N, 3, E)
+    sums, of_values = column_sums(dqkv.permute(2, 0, 1, 3)[::2])  # products leave no room beside them
+    if recentred:
+        _spread(dqkv[:, :, 1], sums, beta, number, groups)
+    dqkv, tokens = dqkv.view(-1, 3 * E), x.view(-1, E)
+    dx = torch.empty_like(x) if want_x else None
+    dweight = torch.empty_like(weight) if want_weight else None
+    dbias = torch.empty(3 * E, dtype=bias_dtype, device=x.device) if want_bias else None
+    dbeta = None
+    fork = forked(x, 2)
+    with fork.part(0):
+        if dx is not None:
+            product(dqkv, weight, dx.view(-1, E))
+    if dbias is not None:
+        bias_gradients(sums, of_values.view(-1, E), beta, number, dbias, groups)
+    if dweight is not None:
+        product(dqkv.T, tokens, dweight)
+    if beta is not None and mean is not None and want_beta:
+        dbeta = beta_gradient(sums, mean, beta.dtype)
+    fork.join()
+    return dx, dweight, dbias, dbeta
+
+
+def _together(gradients: Sequence[Tensor]) -> Tensor:
     """[B, N, 3, H, D] of three [B, H, N, D]: the buffer of which they are thirds, or a copy."""
     first = gradients[0]
     B, H, N, D = first.shape

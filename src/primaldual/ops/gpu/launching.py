@@ -42,19 +42,68 @@ class Launch(NamedTuple):
     ready: Ready
 
 
+class Product(NamedTuple):
+    """A matrix product that was noted down."""
+
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    add: Tensor | None
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:4]
+
+
+class Gather(NamedTuple):
+    """Rows in another order, noted down."""
+
+    out: Tensor
+    x: Tensor
+    order: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:3]
+
+
+Noted = Launch | Product | Gather
+
 _ready: dict[tuple[object, ...], Ready] = {}
 _notes = threading.local()
 
 
 @contextmanager
-def noted() -> Iterator[list[Launch]]:
-    """Inside, in this thread, kernels are compiled and noted down instead of launched."""
-    launches: list[Launch] = []
-    _notes.launches = launches
+def noted() -> Iterator[list[Noted]]:
+    """Inside, in this thread, kernels are compiled and noted down instead of launched; and so is what follows."""
+    steps: list[Noted] = []
+    _notes.steps = steps
     try:
-        yield launches
+        yield steps
     finally:
-        del _notes.launches
+        del _notes.steps
+
+
+def product(a: Tensor, b: Tensor, out: Tensor, add: Tensor | None = None) -> None:
+    """out = a b, plus a row, or `out` itself, where there is one to add."""
+    if (notes := getattr(_notes, "steps", None)) is not None:
+        notes.append(Product(out, a, b, add))
+    elif add is None:
+        torch.mm(a, b, out=out)
+    elif add is out:
+        out.addmm_(a, b)
+    else:
+        torch.addmm(add, a, b, out=out)
+
+
+def gather(x: Tensor, order: Tensor) -> Tensor:
+    """Rows of x in another order."""
+    out = x.new_empty(order.shape[0], *x.shape[1:])
+    if (notes := getattr(_notes, "steps", None)) is not None:
+        notes.append(Gather(out, x, order))
+    else:
+        torch.index_select(x, 0, order, out=out)
+    return out
 
 
 def launch(
@@ -70,7 +119,7 @@ def launch(
     which says whether it does.
     """
     ready = _ready.get(key)
-    notes: list[Launch] | None = getattr(_notes, "launches", None)
+    notes: list[Noted] | None = getattr(_notes, "steps", None)
     if ready is not None and notes is None:
         ready.run(*tensors, *ready.rest)
         return

@@ -1,7 +1,7 @@
-// Attention over tokens in eager mode: an autograd node that launches the compiled Triton kernels by itself.
+// Attention in eager mode: an autograd node that launches compiled Triton kernels, and calls cuBLAS, by itself.
 //
-// A *recipe* says what a kind of call needs: what to allocate, and for every kernel its handle, grid and packed
-// parameters, in which tensors are slots to fill. Recipes are made in Python (`ragged_recipe`), once per kind of call.
+// A *recipe* says what a kind of call needs: what to allocate, and the steps of both passes, in which tensors are places
+// in buffers. Recipes are made in Python (`recipe`), once per kind of call.
 
 #include <dlfcn.h>
 
@@ -12,12 +12,16 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/mm.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -32,27 +36,40 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a pointer among a kernel's parameters may be.
-constexpr std::array SLOTS = {"q", "k", "v", "beta", "seed", "out", "lse", "keys", "values", "sums", "shifted", "grad",
-                              "dq", "dk", "dv", "of_queries", "delta", "scratch"};
-enum Slot { Q, K, V, BETA, SEED, OUT, LSE, KEYS, VALUES, SUMS, SHIFTED, GRAD, DQ, DK, DV, OF_QUERIES, DELTA, SCRATCH };
-static_assert(SLOTS.size() == SCRATCH + 1);
-
-constexpr std::array KERNELS = {"sum_rows", "pool", "forward", "delta", "backward", "settle", "sum_rows again",
-                                "place"};
-enum Kernel { SUM_ROWS, POOL, FORWARD, DELTA_OF, BACKWARD, SETTLE, SUM_ROWS_AGAIN, PLACE };
-static_assert(KERNELS.size() == PLACE + 1);
+// Where things are: the inputs, which come first, the output, what the forward pass keeps for the way back, what a pass
+// needs for itself, the output's gradient, and the inputs' gradients.
+constexpr size_t INPUTS = 5, OUT = 5, KEPT = 6, SCRATCH = 7, GRAD = 8, RESULTS = 9, BUFFERS = RESULTS + INPUTS;
+using Inputs = std::array<std::optional<Tensor>, INPUTS>;
 
 struct Launch {
   uint64_t function;
   std::array<unsigned, 3> grid;
   unsigned threads, shared;
-  bool early;                                 // may get ready while the launch before it still runs
-  std::vector<uint64_t> cells;                // one parameter each, its bytes first
-  std::vector<std::pair<int, int>> pointers;  // cell and slot
+  bool early;                                                // may get ready while the launch before it still runs
+  std::vector<uint64_t> cells;                               // one parameter each, its bytes first
+  std::vector<std::tuple<size_t, size_t, int64_t>> pointers;  // cell, buffer, and bytes from its beginning
 };
 
-struct Buffer {
+struct View {
+  size_t buffer;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset;  // elements
+};
+
+struct Product {  // out = a b, add + a b, or out + a b
+  View out, a, b;
+  std::optional<View> add;
+  bool more;
+};
+
+struct Gather {  // rows of x, in the order of an index
+  View out, x;
+  Tensor index;
+};
+
+using Step = std::variant<Launch, Product, Gather>;
+
+struct Lie {  // how a tensor lies in memory
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype;
   bool aligned;  // kernels count on 16 bytes
@@ -65,24 +82,13 @@ struct Buffer {
   }
 };
 
-struct Block {  // several buffers in one allocation
-  int64_t bytes;
-  std::vector<std::pair<int, int64_t>> places;  // slot and offset
-};
-
 struct Recipe {
-  std::array<std::optional<Launch>, KERNELS.size()> launches;
-  std::array<std::optional<Buffer>, SLOTS.size()> buffers;
-  Block kept, scratch;  // of the forward pass, for the way back; of the backward pass alone
-  bool together;  // the gradients of q, k and v are thirds of one buffer
-  double factor;  // from sums over keys to their mean
-
-  // What the backward kernel reads of the inputs is kept for it.
-  Tensor saved(Slot slot, const Tensor& x) const {
-    const auto& pointers = launches[BACKWARD]->pointers;
-    const bool read = std::any_of(pointers.begin(), pointers.end(), [=](const auto& p) { return p.second == slot; });
-    return read ? x : Tensor();
-  }
+  std::vector<Step> forward, backward;
+  std::array<std::optional<Lie>, RESULTS> lies;             // of what the backward pass reads
+  Lie out;
+  int64_t kept, scratch, back_scratch;                      // elements of the output's type
+  std::vector<std::pair<int64_t, at::ScalarType>> results;  // elements and type of the buffers of gradients
+  std::array<std::optional<View>, INPUTS> gradients;
 };
 
 class Driver {
@@ -152,7 +158,7 @@ class Driver {
   int32_t (*stream_)(int32_t, void**) = nullptr;  // torch's, of its stable C interface
 };
 
-// One pass: its device and stream, and where everything lies.
+// One pass: its device and stream, and its buffers.
 class Pass {
  public:
   Pass(const Recipe& recipe, const Tensor& like) : recipe_(recipe), guard_(like.device()), options_(like.options()) {
@@ -162,50 +168,46 @@ class Pass {
     }
   }
 
-  const Tensor& put(Slot slot, const Tensor& x) {
-    at_[slot] = x.defined() ? reinterpret_cast<uint64_t>(x.data_ptr()) : 0;
-    return x;
-  }
-
-  Tensor make(Slot slot) {
-    const Buffer& buffer = recipe_.buffers[slot].value();
-    return put(slot, at::empty_strided(buffer.sizes, buffer.strides, options_.dtype(buffer.dtype)));
-  }
-
-  // Room for the gradients of q, k and v: thirds of [batch, length, 3, heads, dim], or apart.
-  std::array<Tensor, 3> make_gradients() {
-    if (!recipe_.together) return {make(DQ), make(DK), make(DV)};
-    const Buffer& buffer = recipe_.buffers[DQ].value();
-    const auto& size = buffer.sizes;
-    const auto whole = at::empty({size[0], size[2], 3, size[1], size[3]}, options_.dtype(buffer.dtype));
-    const auto parts = whole.permute({2, 0, 3, 1, 4});
-    return {put(DQ, parts.select(0, 0)), put(DK, parts.select(0, 1)), put(DV, parts.select(0, 2))};
+  void put(size_t buffer, const Tensor& x) {
+    buffers_[buffer] = x;
+    at_[buffer] = x.defined() ? reinterpret_cast<uint64_t>(x.data_ptr()) : 0;
   }
 
   // The tensor, or a copy that lies as the kernels were told.
-  Tensor fit(Slot slot, const Tensor& x) {
-    if (!x.defined() || recipe_.buffers[slot]->holds(x)) return put(slot, x);
-    return make(slot).copy_(x);
+  void fit(size_t buffer, const Tensor& x) {
+    const auto& lie = recipe_.lies[buffer];
+    if (!lie || !x.defined() || lie->holds(x)) return put(buffer, x);
+    put(buffer, at::empty_strided(lie->sizes, lie->strides, options_.dtype(lie->dtype)).copy_(x));
   }
 
-  Tensor make(const Block& block) {
-    auto x = at::empty({block.bytes}, options_.dtype(at::kByte));
-    place(block, x);
-    return x;
+  Tensor make_out() {
+    const Lie& lie = recipe_.out;
+    put(OUT, at::empty_strided(lie.sizes, lie.strides, options_.dtype(lie.dtype)));
+    return buffers_[OUT];
   }
 
-  void place(const Block& block, const Tensor& x) {
-    const auto start = reinterpret_cast<uint64_t>(x.data_ptr());
-    for (const auto& [slot, offset] : block.places) at_[slot] = start + offset;
+  Tensor make(size_t buffer, int64_t elements, at::ScalarType dtype) {
+    if (elements > 0) put(buffer, at::empty({elements}, options_.dtype(dtype)));
+    return buffers_[buffer];
   }
 
-  void launch(Kernel kernel) {
-    if (!recipe_.launches[kernel]) return;
-    const Launch& launch = *recipe_.launches[kernel];
+  Tensor view(const View& v) const {
+    const Tensor& x = buffers_[v.buffer];
+    return x.as_strided(v.sizes, v.strides, x.storage_offset() + v.offset);
+  }
+
+  void run(const std::vector<Step>& steps) {
+    for (const auto& step : steps) std::visit([this](const auto& s) { take(s); }, step);
+  }
+
+  static constexpr size_t MOST = 64;
+
+ private:
+  void take(const Launch& launch) {
     std::array<uint64_t, MOST> cells;
     std::array<void*, MOST> parameters;
     std::memcpy(cells.data(), launch.cells.data(), launch.cells.size() * sizeof(uint64_t));
-    for (const auto& [cell, slot] : launch.pointers) cells[cell] = at_[slot];
+    for (const auto& [cell, buffer, offset] : launch.pointers) cells[cell] = at_[buffer] + offset;
     for (size_t i = 0; i < launch.cells.size(); ++i) parameters[i] = &cells[i];
     CUlaunchAttribute early = {};
     early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -223,54 +225,58 @@ class Pass {
     Driver::get().launch(config, launch.function, parameters.data());
   }
 
-  static constexpr size_t MOST = 64;
+  void take(const Product& product) {
+    auto out = view(product.out);
+    if (product.more) {
+      out.addmm_(view(product.a), view(product.b));
+    } else if (product.add) {
+      at::addmm_out(out, view(*product.add), view(product.a), view(product.b));
+    } else {
+      at::mm_out(out, view(product.a), view(product.b));
+    }
+  }
 
- private:
+  void take(const Gather& gather) {
+    auto out = view(gather.out);
+    at::index_select_out(out, view(gather.x), 0, gather.index);
+  }
+
   const Recipe& recipe_;
   c10::DeviceGuard guard_;
   at::TensorOptions options_;
   CUstream stream_ = nullptr;
-  std::array<uint64_t, SLOTS.size()> at_ = {};
+  std::array<Tensor, BUFFERS> buffers_;
+  std::array<uint64_t, BUFFERS> at_ = {};
 };
 
 struct Found {
-  Tensor out, kept, sums;
+  Tensor out, kept;
 };
 
-Found forward(const Recipe& recipe, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
-              const Tensor& seed) {
+Found forward(const Recipe& recipe, const Inputs& inputs) {
   at::AutoDispatchBelowADInplaceOrView below;
-  Pass pass(recipe, q);
-  Found found;
-  pass.put(Q, q), pass.put(K, k), pass.put(V, v), pass.put(BETA, beta), pass.put(SEED, seed);
-  found.out = pass.make(OUT);
-  found.kept = pass.make(recipe.kept);
-  if (beta.defined()) found.sums = pass.make(SUMS);
-  for (const Kernel kernel : {SUM_ROWS, POOL, FORWARD}) pass.launch(kernel);
+  Pass pass(recipe, *inputs[0]);
+  for (size_t i = 0; i < INPUTS; ++i) pass.put(i, inputs[i].value_or(Tensor()));
+  Found found{pass.make_out(), pass.make(KEPT, recipe.kept, recipe.out.dtype)};
+  pass.make(SCRATCH, recipe.scratch, recipe.out.dtype);
+  pass.run(recipe.forward);
   return found;
 }
 
-struct Gradients {
-  Tensor q, k, v, beta;
-};
-
-Gradients backward(const Recipe& recipe, const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                   const Tensor& beta, const Tensor& seed, const Found& saved, bool want_beta) {
+std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, const variable_list& saved) {
   at::AutoDispatchBelowADInplaceOrView below;
-  Pass pass(recipe, saved.out);
-  // hooks on what was saved may have moved it
-  const std::array<Tensor, 5> held = {pass.fit(GRAD, grad.resolve_neg()), pass.fit(Q, q), pass.fit(K, k),
-                                      pass.fit(V, v), pass.fit(OUT, saved.out)};
-  auto [dq, dk, dv] = pass.make_gradients();
-  Gradients found{dq, dk, dv, {}};
-  pass.put(BETA, beta), pass.put(SEED, seed);
-  pass.place(recipe.kept, saved.kept);
-  auto scratch = recipe.scratch.bytes > 0 ? pass.make(recipe.scratch) : Tensor();
-  auto of_queries = beta.defined() ? pass.make(OF_QUERIES) : Tensor();
-  for (const Kernel kernel : {DELTA_OF, BACKWARD, SETTLE, SUM_ROWS_AGAIN, PLACE}) pass.launch(kernel);
-  if (want_beta) {
-    auto products = of_queries.sum(2).mul(saved.sums.sum(2));
-    found.beta = products.sum(at::IntArrayRef({0, 2})).mul(-recipe.factor);
+  Pass pass(recipe, grad);
+  for (size_t i = 0; i <= OUT; ++i) pass.fit(i, saved[i]);  // hooks on what was saved may have moved it
+  pass.put(KEPT, saved[KEPT]);
+  pass.fit(GRAD, grad.resolve_neg());
+  pass.make(SCRATCH, recipe.back_scratch, recipe.out.dtype);
+  for (size_t i = 0; i < recipe.results.size(); ++i) {
+    pass.make(RESULTS + i, recipe.results[i].first, recipe.results[i].second);
+  }
+  pass.run(recipe.backward);
+  std::array<Tensor, INPUTS> found;
+  for (size_t i = 0; i < INPUTS; ++i) {
+    if (recipe.gradients[i]) found[i] = pass.view(*recipe.gradients[i]);
   }
   return found;
 }
@@ -287,31 +293,30 @@ Tensor once(const Tensor& x) {
   return x.defined() ? Once::apply(x.detach().set_requires_grad(true)) : x;
 }
 
-struct Tokens : torch::autograd::Function<Tokens> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const std::optional<Tensor>& beta, const std::optional<Tensor>& seed, const Recipe* recipe) {
-    auto found = ::forward(*recipe, q, k, v, beta.value_or(Tensor()), seed.value_or(Tensor()));
+struct Attention : torch::autograd::Function<Attention> {
+  static Tensor forward(AutogradContext* ctx, const std::optional<Tensor>& a, const std::optional<Tensor>& b,
+                        const std::optional<Tensor>& c, const std::optional<Tensor>& d, const std::optional<Tensor>& e,
+                        const Recipe* recipe) {
+    const Inputs inputs = {a, b, c, d, e};
+    auto found = ::forward(*recipe, inputs);
     ctx->set_materialize_grads(false);
     ctx->saved_data["recipe"] = reinterpret_cast<int64_t>(recipe);
-    ctx->save_for_backward({recipe->saved(Q, q), recipe->saved(K, k), recipe->saved(V, v), beta.value_or(Tensor()),
-                            seed.value_or(Tensor()), found.out, found.kept, found.sums});
+    variable_list saved(KEPT + 1);
+    for (size_t i = 0; i < INPUTS; ++i) {
+      if (recipe->lies[i]) saved[i] = inputs[i].value_or(Tensor());
+    }
+    if (recipe->lies[OUT]) saved[OUT] = found.out;
+    saved[KEPT] = found.kept;
+    ctx->save_for_backward(std::move(saved));
     return found.out;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    variable_list results(6);
+    variable_list results(INPUTS + 1);
     if (!grads[0].defined()) return results;
-    const auto saved = ctx->get_saved_variables();
     const auto* recipe = reinterpret_cast<const Recipe*>(ctx->saved_data["recipe"].toInt());
-    const bool learned = saved[3].defined() && ctx->needs_input_grad(3);
-    auto found = ::backward(*recipe, grads[0], saved[0], saved[1], saved[2], saved[3], saved[4],
-                            {saved[5], saved[6], saved[7]}, learned);
-    const std::array<Tensor, 4> all = {found.q, found.k, found.v, found.beta};
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (i == 3 ? learned : ctx->needs_input_grad(i)) {
-        results[i] = at::GradMode::is_enabled() ? once(all[i]) : all[i];
-      }
-    }
+    auto found = ::backward(*recipe, grads[0], ctx->get_saved_variables());
+    for (size_t i = 0; i < INPUTS; ++i) results[i] = at::GradMode::is_enabled() ? once(found[i]) : found[i];
     return results;
   }
 };
@@ -330,98 +335,104 @@ struct Hash {
 // Null: refused. Under the interpreter's lock, and never destroyed: nodes point to recipes, and these hold tensors.
 auto& recipes = *new std::unordered_map<Key, std::unique_ptr<Recipe>, Hash>;
 
-bool plain(const Tensor& x) {
-  return x.dim() == 4 && x.layout() == at::kStrided && x.numel() > 0 && (x.stride(3) == 1 || x.size(3) == 1) &&
-         !x.is_neg() && !x.key_set().has(c10::DispatchKey::Python) &&
-         !torch::autograd::isFwGradDefined(x);
+bool plain(const std::optional<Tensor>& x) {
+  if (!x) return true;
+  const auto last = x->dim() - 1;
+  return x->layout() == at::kStrided && x->numel() > 0 && (last < 0 || x->stride(last) == 1 || x->size(last) == 1) &&
+         !x->is_neg() && !x->key_set().has(c10::DispatchKey::Python) && !torch::autograd::isFwGradDefined(x);
 }
 
-Key key_of(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& beta,
-           const std::vector<int64_t>& scales, bool causal, double dropout) {
+Key key_of(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs) {
   Key key;
-  key.reserve(40 + scales.size());
-  for (const auto* x : {&q, &k, &v}) {
+  key.reserve(64 + kind.size());
+  const bool grad = at::GradMode::is_enabled();
+  for (const auto& x : inputs) {
+    key.push_back(x ? x->dim() : -1);
+    if (!x) continue;
     key.insert(key.end(), x->sizes().begin(), x->sizes().end());
     key.insert(key.end(), x->strides().begin(), x->strides().end());
-    key.push_back(static_cast<int64_t>(x->scalar_type()));
-    key.push_back(x->device().index());
-    key.push_back(reinterpret_cast<uint64_t>(x->data_ptr()) % 16 == 0);
+    const bool aligned = reinterpret_cast<uint64_t>(x->data_ptr()) % 16 == 0;
+    key.push_back(static_cast<int64_t>(x->scalar_type()) << 2 | (grad && x->requires_grad()) << 1 | aligned);
   }
-  const bool rounded = q.scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
-  const bool back = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad() ||
-                                                   (beta.has_value() && beta->requires_grad()));
-  const bool exact = at::globalContext().deterministicAlgorithms();
-  key.push_back(beta.has_value() | causal << 1 | rounded << 2 | back << 3 | exact << 4);
-  int64_t bits = 0;
-  std::memcpy(&bits, &dropout, sizeof bits);
-  key.push_back(bits);
-  key.insert(key.end(), scales.begin(), scales.end());
+  key.push_back(inputs[0]->device().index());
+  const bool rounded = inputs[0]->scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
+  key.push_back(rounded | at::globalContext().deterministicAlgorithms() << 1);
+  for (const double number : numbers) {
+    std::memcpy(&key.emplace_back(), &number, sizeof number);
+  }
+  key.insert(key.end(), kind.begin(), kind.end());
   return key;
 }
 
 // The output; None where this kind of call is not known, False where it is refused.
-py::object attend(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& beta,
-                  const std::optional<Tensor>& seed, const std::vector<int64_t>& scales, bool causal, double dropout) {
-  if (!(plain(q) && plain(k) && plain(v))) return py::bool_(false);
-  const auto found = recipes.find(key_of(q, k, v, beta, scales, causal, dropout));
+py::object attend(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs) {
+  if (!inputs[0] || !std::all_of(inputs.begin(), inputs.end(), plain)) return py::bool_(false);
+  const auto found = recipes.find(key_of(kind, numbers, inputs));
   if (found == recipes.end()) return py::none();
   const Recipe* recipe = found->second.get();
   if (recipe == nullptr) return py::bool_(false);
   Tensor out;
   {
     py::gil_scoped_release release;
-    if (at::GradMode::is_enabled() && recipe->buffers[DQ]) {
-      out = Tokens::apply(q, k, v, beta, seed, recipe);
+    if (recipe->backward.empty()) {
+      out = forward(*recipe, inputs).out;
     } else {
-      out = forward(*recipe, q, k, v, beta.value_or(Tensor()), seed.value_or(Tensor())).out;
+      out = Attention::apply(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], recipe);
     }
   }
   return py::cast(out);
 }
 
-template <typename Names>
-int index_of(const Names& names, const std::string& name) {
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (name == names[i]) return static_cast<int>(i);
-  }
-  TORCH_CHECK(false, "nothing here is called ", name);
-}
-
+using ViewParts = std::tuple<size_t, std::vector<int64_t>, std::vector<int64_t>, int64_t>;
+using LieParts = std::tuple<std::vector<int64_t>, std::vector<int64_t>, at::ScalarType, bool>;
 using LaunchParts = std::tuple<uint64_t, std::array<unsigned, 3>, unsigned, unsigned, bool, std::vector<uint64_t>,
-                               std::vector<std::pair<int, std::string>>>;
-using BufferParts = std::tuple<std::vector<int64_t>, std::vector<int64_t>, at::ScalarType, bool>;
-using BlockParts = std::pair<int64_t, std::vector<std::pair<std::string, int64_t>>>;
+                               std::vector<std::tuple<size_t, size_t, int64_t>>>;
+using ProductParts = std::tuple<ViewParts, ViewParts, ViewParts, std::optional<ViewParts>>;
+using GatherParts = std::tuple<ViewParts, ViewParts, Tensor>;
+using StepParts = std::variant<LaunchParts, ProductParts, GatherParts>;
 
-Block block_of(const BlockParts& parts) {
-  Block block{parts.first, {}};
-  for (const auto& [name, offset] : parts.second) block.places.emplace_back(index_of(SLOTS, name), offset);
-  return block;
+template <typename T, typename Parts>
+T from(const Parts& parts) {
+  return std::apply([](const auto&... x) { return T{x...}; }, parts);
 }
 
-// Remember what a kind of call needs, or, where no launches are given, that it is refused.
-void learn(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& beta,
-           const std::vector<int64_t>& scales, bool causal, double dropout,
-           const std::unordered_map<std::string, LaunchParts>& launches,
-           const std::unordered_map<std::string, BufferParts>& buffers, const BlockParts& kept,
-           const BlockParts& scratch, bool together, double factor) {
-  auto& place = recipes[key_of(q, k, v, beta, scales, causal, dropout)];
-  if (launches.empty() || place != nullptr) return;
+std::optional<View> view_of(const std::optional<ViewParts>& parts) {
+  return parts ? std::optional(from<View>(*parts)) : std::nullopt;
+}
+
+std::vector<Step> steps_of(const std::vector<StepParts>& all) {
+  std::vector<Step> steps;
+  for (const auto& parts : all) {
+    if (const auto* launch = std::get_if<LaunchParts>(&parts)) {
+      TORCH_CHECK(std::get<5>(*launch).size() <= Pass::MOST, "a kernel has too many parameters");
+      steps.emplace_back(from<Launch>(*launch));
+    } else if (const auto* product = std::get_if<ProductParts>(&parts)) {
+      const auto& [out, a, b, add] = *product;
+      steps.emplace_back(Product{from<View>(out), from<View>(a), from<View>(b), view_of(add), add == out});
+    } else {
+      const auto& [out, x, index] = std::get<GatherParts>(parts);
+      steps.emplace_back(Gather{from<View>(out), from<View>(x), index});
+    }
+  }
+  return steps;
+}
+
+// Remember what a kind of call needs, or, where no steps are given, that it is refused.
+void learn(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs,
+           const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
+           const std::unordered_map<size_t, LieParts>& lies, const std::optional<LieParts>& out,
+           const std::array<int64_t, 3>& sizes, const std::vector<std::pair<int64_t, at::ScalarType>>& results,
+           const std::array<std::optional<ViewParts>, INPUTS>& gradients) {
+  auto& place = recipes[key_of(kind, numbers, inputs)];
+  if (forward.empty() || place != nullptr) return;
   auto recipe = std::make_unique<Recipe>();
-  for (const auto& [name, parts] : launches) {
-    const auto& [function, grid, threads, shared, early, cells, pointers] = parts;
-    TORCH_CHECK(cells.size() <= Pass::MOST, name, " has too many parameters");
-    Launch launch{function, grid, threads, shared, early, cells, {}};
-    for (const auto& [cell, slot] : pointers) launch.pointers.emplace_back(cell, index_of(SLOTS, slot));
-    recipe->launches[index_of(KERNELS, name)] = std::move(launch);
-  }
-  for (const auto& [name, parts] : buffers) {
-    const auto& [sizes, strides, dtype, aligned] = parts;
-    recipe->buffers[index_of(SLOTS, name)] = Buffer{sizes, strides, dtype, aligned};
-  }
-  recipe->kept = block_of(kept);
-  recipe->scratch = block_of(scratch);
-  recipe->together = together;
-  recipe->factor = factor;
+  recipe->forward = steps_of(forward);
+  recipe->backward = steps_of(backward);
+  for (const auto& [buffer, parts] : lies) recipe->lies.at(buffer) = from<Lie>(parts);
+  recipe->out = from<Lie>(out.value());
+  recipe->kept = sizes[0], recipe->scratch = sizes[1], recipe->back_scratch = sizes[2];
+  recipe->results = results;
+  for (size_t i = 0; i < INPUTS; ++i) recipe->gradients[i] = view_of(gradients[i]);
   place = std::move(recipe);
 }
 

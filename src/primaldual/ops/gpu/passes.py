@@ -117,6 +117,26 @@ def sum_rows(x: Tensor, table: Tensor | None = None) -> Tensor:
     return sums
 
 
+def dot_sums(a: Tensor, b: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """factor · Σ over batches and d of (Σ_i a[b, h, i, d]) (Σ_j b[b, h, j, d]), [H], for sums of blocks in float32.
+
+    β's gradient, from sums over the gradients of queries and over keys.
+    """
+    B, H, _, D = a.shape
+    out = torch.empty(H, dtype=dtype, device=a.device)
+    blocks = min(16, power_of_2(max(a.shape[2], b.shape[2])))
+    batches = max(1, min(power_of_2(B), 8192 // (blocks * block_of(D))))
+    launching.launch(
+        ("dot_sums", factor, a.device, *kind(a, b, out)),
+        (a, b, out),
+        lambda: (
+            ragged_work.kernels().dot_sums, (H, 1, 1),
+            (*three(a), a.shape[2], *three(b), b.shape[2], B, factor, D, block_of(D), batches, blocks), options(4, 1),
+        ),
+    )  # fmt: skip
+    return out
+
+
 def _identity(table: Tensor | None) -> int:
     """Tables are kept for good."""
     return 0 if table is None else table.data_ptr()

@@ -303,3 +303,34 @@ def sum_rows(
         total += x
     sums_ptr += ((batch * H + head) * tl.num_programs(0) + tl.program_id(0)) * D
     tl.store(sums_ptr + d, tl.sum(total, 0), mask=d < D)
+
+
+@triton.jit
+def _over_blocks(ptr, batch_stride, block_stride, batches, B, blocks, D: tl.constexpr, BLOCK_D: tl.constexpr,
+                 BB: tl.constexpr, BP: tl.constexpr):  # fmt: skip
+    """The sums over the blocks of some batches, [BB, BLOCK_D]."""
+    d = tl.arange(0, BLOCK_D)[None, None, :]
+    total = tl.zeros((BB, BLOCK_D), tl.float32)
+    for first in range(0, blocks, BP):
+        block = (first + tl.arange(0, BP))[None, :, None]
+        here = (batches[:, None, None] < B) & (block < blocks) & (d < D)
+        at = batches[:, None, None].to(tl.int64) * batch_stride + block * block_stride + d
+        total += tl.sum(tl.load(ptr + at, mask=here, other=0.0), 1)
+    return total
+
+
+@triton.jit
+def dot_sums(
+    a_ptr, b_ptr, out_ptr, a_batch, a_head, a_block, a_blocks, b_batch, b_head, b_block, b_blocks, B, factor,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BB: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out[h] = factor · Σ over batches of ⟨Σ_i a[·, h, i], Σ_j b[·, h, j]⟩, sums of blocks."""
+    head = tl.program_id(0)
+    begin(PDL)
+    total = tl.zeros((BB, BLOCK_D), tl.float32)
+    for first in range(0, B, BB):
+        batches = first + tl.arange(0, BB)
+        of_a = _over_blocks(a_ptr + head * a_head, a_batch, a_block, batches, B, a_blocks, D, BLOCK_D, BB, BP)
+        of_b = _over_blocks(b_ptr + head * b_head, b_batch, b_block, batches, B, b_blocks, D, BLOCK_D, BB, BP)
+        total += of_a * of_b
+    tl.store(out_ptr + head, (factor * tl.sum(tl.sum(total, 1), 0)).to(out_ptr.dtype.element_ty))

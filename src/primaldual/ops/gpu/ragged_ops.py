@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import native, ragged_flops, ragged_recipe, ragged_work
+from . import native, ragged_flops, ragged_work, recipe
 from .launching import in_rows
-from .passes import Shift, blocks_of, place, pool, sum_rows
+from .passes import Shift, blocks_of, dot_sums, place, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
 from .ragged_work import Layout, worked
 from .thirds import side_by_side
@@ -169,7 +169,7 @@ def _shares(layout: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, scales: Se
     return ragged_work.work(layout, B, L, max(D, v.shape[-1]), q.dtype, False, q.device).table
 
 
-def _tokens_forward(
+def tokens_forward(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: Sequence[int], is_causal: bool, dropout_p: float,
     seed: Tensor | None, marks: Tensor | None = None, back: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -203,7 +203,7 @@ def tokens_op(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: list[int], is_causal: bool, dropout_p: float,
     seed: Tensor | None, marks: Tensor | None = None, back: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back)
+    return tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back)
 
 
 register_flop_formula(torch.ops.primaldual.ragged_tokens)(ragged_flops.tokens)
@@ -226,7 +226,7 @@ def thirds(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.shape == k.shape == v.shape and side_by_side((q, k, v), (3 * L * H * D, D, 3 * H * D, 1), H * D)
 
 
-def _tokens_gradients(
+def tokens_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, out: Tensor, lse: Tensor, keys: Tensor,
     values: Tensor, scales: Sequence[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
     marks: Tensor | None = None, together: bool = False,
@@ -257,18 +257,13 @@ def _tokens_gradients(
     return dq, dk, dv, sums
 
 
-def _beta_gradient(sums: Tensor, of_queries: Tensor, scales: Sequence[int], tokens: int) -> Tensor:
-    """From sums over the keys and over the queries' gradients."""
-    return -_factor(scales, tokens) * (of_queries.sum(2) * sums.sum(2)).sum((0, 2))
-
-
 @torch.library.custom_op("primaldual::ragged_tokens_backward", mutates_args=())
 def _tokens_backward_op(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, out: Tensor, lse: Tensor, keys: Tensor,
     values: Tensor, scales: list[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
     marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return _tokens_gradients(grad, q, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, marks)
+    return tokens_gradients(grad, q, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, marks)
 
 
 register_flop_formula(torch.ops.primaldual.ragged_tokens_backward)(ragged_flops.tokens_backward)
@@ -296,7 +291,9 @@ def _tokens_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
     dq, dk, dv, of_queries = _tokens_backward_op(
         grad, q, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, marks
     )
-    dbeta = _beta_gradient(sums, of_queries, scales, k.shape[2]) if ctx.needs_input_grad[3] else None
+    dbeta = None
+    if ctx.needs_input_grad[3]:
+        dbeta = -_factor(scales, k.shape[2]) * (of_queries.sum(2) * sums.sum(2)).sum((0, 2))
     return dq, dk, dv, dbeta, *[None] * 6
 
 
@@ -311,7 +308,7 @@ class _Tokens(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...], is_causal: bool,
         dropout_p: float, seed: Tensor | None, marks: Tensor | None = None, back: bool = True,
     ) -> Tensor:  # fmt: skip
-        out, lse, keys, values, sums, shifted = _tokens_forward(
+        out, lse, keys, values, sums, shifted = tokens_forward(
             q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back
         )
         queries = q if beta is None else shifted
@@ -324,10 +321,12 @@ class _Tokens(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, beta, out, lse, keys, values, sums, seed, marks = ctx.saved_tensors
         scales, is_causal, dropout_p, together = ctx.settings
-        dq, dk, dv, of_queries = _tokens_gradients(
+        dq, dk, dv, of_queries = tokens_gradients(
             grad, q, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, marks, together
         )
-        dbeta = _beta_gradient(sums, of_queries, scales, k.shape[2]) if ctx.needs_input_grad[3] else None
+        dbeta = None
+        if ctx.needs_input_grad[3]:
+            dbeta = dot_sums(of_queries, sums, -_factor(scales, k.shape[2]), torch.float32)
         return dq, dk, dv, dbeta, *[None] * 6
 
 
@@ -353,15 +352,31 @@ def attend_compiled(
     library: ModuleType, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, scales: tuple[int, ...],
     is_causal: bool, dropout_p: float, seed: Tensor | None,
 ) -> Tensor | None:  # fmt: skip
-    """The same by the compiled part, which learns a kind of call when it first sees it; None where it refuses."""
-    out = library.attend(q, k, v, beta, seed, scales, is_causal, dropout_p)
-    if out is None:
-        tensors = q, k, v, beta, seed
-        ways = _tokens_forward, functools.partial(_tokens_gradients, together=thirds(q, k, v))
-        factor = _factor(scales, k.shape[2])
-        ragged_recipe.learn(library, *ways, tensors, scales, is_causal, dropout_p, factor)
-        out = library.attend(q, k, v, beta, seed, scales, is_causal, dropout_p)
-    return out if isinstance(out, Tensor) else None
+    """The same by the compiled part; None where it refuses."""
+    kind, numbers = (0, is_causal, *scales), (dropout_p,)
+    return recipe.attend(
+        library, kind, numbers, (q, k, v, beta, seed), lambda: _way(scales, is_causal, dropout_p, thirds(q, k, v))
+    )
+
+
+def _way(scales: tuple[int, ...], is_causal: bool, dropout_p: float, together: bool) -> recipe.Way:
+    def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        q, k, v, beta, seed = inputs
+        out, *state, shifted = tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, back=back)
+        return out, (q if beta is None else shifted, out, *state)
+
+    def backward(
+        grad: Tensor, inputs: Any, wanted: recipe.Wanted, queries: Tensor, out: Tensor, lse: Tensor, keys: Tensor,
+        values: Tensor, sums: Tensor,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        _, k, v, beta, seed = inputs
+        dq, dk, dv, of_queries = tokens_gradients(
+            grad, queries, k, v, beta, out, lse, keys, values, scales, is_causal, dropout_p, seed, together=together
+        )
+        factor = -_factor(scales, k.shape[2])
+        return dq, dk, dv, dot_sums(of_queries, sums, factor, torch.float32) if wanted[3] else None, None
+
+    return recipe.Way(forward, backward)
 
 
 def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool, apart: bool) -> bool:

@@ -15,7 +15,7 @@ from ...primal import AllKeys, Recenter
 from ..problem import Problem
 from . import parallel
 from .launching import in_rows
-from .passes import Shift, place, sum_rows
+from .passes import Shift, dot_sums, place, sum_rows
 
 
 def applies(p: Problem) -> bool:
@@ -62,5 +62,5 @@ class _Recentred(torch.autograd.Function):
         )
         of_queries = sum_rows(dq)
         place(dk, dk, shift=Shift(of_queries, factor, beta))
-        dbeta = None if beta is None else -factor * (of_queries.sum(2) * sums.sum(2)).sum((0, 2))
+        dbeta = None if beta is None else dot_sums(of_queries, sums, -factor, beta.dtype)
         return dq, dk, dv, dbeta, None, None

@@ -1,0 +1,114 @@
+"""Layers in eager mode: from the inputs to the heads' outputs in one autograd node of the compiled part (`native`).
+
+At short lengths the time of a layer is the host's. The steps are those of `unpooled`, which also take heads that are
+re-centred and not scaled, and of `grouped`, with the launches of the attention between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..ops.gpu import native, ragged_launch, ragged_ops, recipe
+from ..ops.gpu.parallel import Queries
+from ..ops.gpu.passes import Shift
+from ..ops.gpu.ragged_launch import Call
+from ..ops.ragged import MAX_HEAD_DIM
+from . import grouped, unpooled
+from .grouped import Groups
+from .launching import captured, launches, seed_of
+from .recentred import as_linear, beta_of
+
+if TYPE_CHECKING:
+    from .multihead import MultiheadAttention
+
+FLOPS = 2e11
+"""Work of an attention up to which our kernels are taken for heads that are not scaled. At 2048 tokens (batch 8, 8
+heads of dimension 64: 0.7e11) a step of the layer takes 1.23 ms with them and 1.84 with torch's, for which the host is
+too slow; at 4096 (2.7e11) 3.03 and 3.05, and beyond that cuDNN's are the faster ones."""
+
+
+def attend(
+    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, number: float,
+    beta: Tensor | None, dropout_p: float, seed: Tensor | None, *, pool_first: bool,
+) -> Tensor | None:  # fmt: skip
+    """Head outputs [N, heads, L, head_dim]; None where the compiled part is not there, or refuses.
+
+    In a CUDA graph the host's work is done once, and what can run on streams of its own does so in Python.
+    """
+    if captured(x) or (library := native.library()) is None:
+        return None
+    kind = (2 if pool_first else 1, recentred, groups.heads, *groups.scales)
+    way = _grouped if pool_first else _unpooled
+    inputs = x, weight, bias, beta, seed
+    return recipe.attend(
+        library, kind, (number, dropout_p), inputs, lambda: way(groups, recentred, number, dropout_p)
+    )  # fmt: skip
+
+
+def attend_recentred(layer: MultiheadAttention, x: Tensor, dropout_p: float) -> Tensor | None:
+    """The same of a layer's heads that are re-centred and not scaled; None where torch's attention is to be taken."""
+    assert layer.in_proj_weight is not None
+    (B, N, E), H, D = x.shape, layer.num_heads, layer.head_dim
+    if layer.impl not in ("auto", "ragged") or 4 * B * N * N * E > FLOPS or D % 8 or D > MAX_HEAD_DIM:
+        return None
+    x, weight, bias = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
+    if x.dtype.itemsize != 2 or not launches(x) or ragged_ops.traced():
+        return None
+    groups = Groups(((1, tuple(range(H))),), B, N, H, D)
+    number, beta = beta_of(layer)
+    seed = seed_of(x, dropout_p)
+    return attend(x, weight, bias, groups, True, number, beta, dropout_p, seed, pool_first=False)
+
+
+def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) -> recipe.Way:
+    scales = groups.scales
+
+    def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
+        x, weight, bias, beta, seed = inputs
+        q, k, v, mean = unpooled.forward(x, weight, bias, beta, groups, recentred, number)
+        out, lse, keys, values, *_ = ragged_ops.tokens_forward(
+            q, k, v, None, scales, False, dropout_p, seed, back=back
+        )  # fmt: skip
+        return out, (q, k, v, out, lse, keys, values, mean)
+
+    def backward(
+        grad: Tensor, inputs: Any, wanted: recipe.Wanted, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        keys: Tensor, values: Tensor, mean: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        x, weight, bias, beta, seed = inputs
+        *found, _ = ragged_ops.tokens_gradients(
+            grad, q, k, v, None, out, lse, keys, values, scales, False, dropout_p, seed, together=True
+        )
+        dtype = None if bias is None else bias.dtype
+        return *unpooled.backward(found, x, weight, beta, mean, groups, recentred, number, dtype, wanted), None
+
+    return recipe.Way(forward, backward)
+
+
+def _grouped(groups: Groups, recentred: bool, number: float, dropout_p: float) -> recipe.Way:
+    queries = Queries(groups.batch, groups.heads, groups.tokens, groups.head_dim, groups.row)
+
+    def call(shift: Tensor | None, seed: Tensor | None) -> Call:
+        return Call(grouped.layout(groups), Shift.of(shift), dropout_p=dropout_p, seed=seed)
+
+    def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
+        x, weight, bias, beta, seed = inputs
+        flat, shift, rows, mean = grouped.forward(x, weight, bias, beta, groups, recentred, number)
+        out, lse = ragged_launch.forward(queries.of(flat), flat, flat, groups.head_dim, call(shift, seed))
+        return out, (flat, shift, rows, mean, out, lse)
+
+    def backward(
+        grad: Tensor, inputs: Any, wanted: recipe.Wanted, flat: Tensor, shift: Tensor | None, rows: Tensor,
+        mean: Tensor | None, out: Tensor, lse: Tensor,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        x, _, bias, beta, seed = inputs
+        found = flat.new_empty(flat.shape)
+        ragged_launch.backward(
+            grad, queries.of(flat), flat, flat, out, lse, call(shift, seed), found, found, 0, dq=queries.of(found)
+        )
+        dtype = None if bias is None else bias.dtype
+        return *grouped.backward(found, x, rows, beta, mean, groups, number, dtype, wanted), None
+
+    return recipe.Way(forward, backward)

@@ -1,0 +1,284 @@
+"""What the compiled part (`native`) must know to run a kind of call: its steps, and where what they work on lies.
+
+The Python path is walked, on tensors like the given ones, with launches and matrix products noted down instead of made.
+A kernel's parameters are then packed as Triton's own launcher packs them, read off Triton's description of the compiled
+kernel and checked against its PTX; whatever is not as expected is refused, and the call stays in Python.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .launching import Gather, Launch, Noted, Product, Ready, noted
+
+OUT, KEPT, SCRATCH, GRAD, RESULTS = 5, 6, 7, 8, 9
+"""Numbers of buffers after the five inputs: the output, what the forward pass keeps for the way back, what a pass needs
+for itself, the gradient of the output, and those of the inputs."""
+
+FORMATS = {
+    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
+    "fp32": "f", "f32": "f", "fp64": "d",
+}  # fmt: skip
+"""Triton's scalar types as `struct` has them."""
+
+_held: list[object] = []
+"""Kernels and tables that recipes point to."""
+
+
+class RefusedError(RuntimeError):
+    """Something is not as expected, so that the call must stay in Python."""
+
+
+Inputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+Wanted = tuple[bool, bool, bool, bool, bool]
+
+
+class Way(NamedTuple):
+    """A kind of attention as Python does it.
+
+    forward(inputs, back) gives the output, and what the way back needs if there is one. backward(grad, inputs, wanted,
+    *that) gives the gradients of the inputs, at least of those that are wanted.
+    """
+
+    forward: Callable[[Inputs, bool], tuple[Tensor, tuple[Any, ...]]]
+    backward: Callable[..., Sequence[Tensor | None]]
+
+
+def attend(
+    library: ModuleType, kind: tuple[int, ...], numbers: tuple[float, ...], inputs: Inputs, way: Callable[[], Way]
+) -> Tensor | None:
+    """The output, by the compiled part, which learns a kind of call when it first sees it; None where it refuses.
+
+    Beside the inputs, `kind` and `numbers` tell calls apart: whatever the way depends on.
+    """
+    out = library.attend(kind, numbers, inputs)
+    if out is None:
+        if inputs[0] is not None and inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        try:
+            parts = _learn(way(), inputs)
+        except RefusedError:
+            parts = [], [], {}, None, (0, 0, 0), [], (None,) * 5
+        library.learn(kind, numbers, inputs, *parts)
+        out = library.attend(kind, numbers, inputs)
+    return out if isinstance(out, Tensor) else None
+
+
+def _learn(way: Way, inputs: Inputs) -> tuple[Any, ...]:
+    if _hooked():
+        raise RefusedError("something listens to Triton's launches")
+    wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
+    with torch.no_grad(), torch.cuda.device_of(inputs[0]):
+        _walk(way, inputs, wanted)  # what is looked up later is made
+        with _Made() as made:
+            return _parts(_walk(way, inputs, wanted), made.storages)
+
+
+class _Made(TorchDispatchMode):
+    """Notes memory that is allocated, and lets nothing else happen: it would not be noted down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "empty" in func.__name__:
+            self.storages.add(_storage(result))
+        elif not func.is_view:
+            raise RefusedError(f"{func} is neither a launch nor a product")
+        return result
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+class _Walk(NamedTuple):
+    """Both passes: what they were given and gave, and their steps."""
+
+    inputs: Inputs
+    out: Tensor
+    grad: Tensor | None
+    gradients: Sequence[Tensor | None]
+    forward: list[Noted]
+    backward: list[Noted]
+
+
+def _walk(way: Way, inputs: Inputs, wanted: Sequence[bool]) -> _Walk:
+    given = tuple(None if x is None else _like(x) for x in inputs)
+    back = any(wanted)
+    with noted() as steps:
+        out, state = way.forward(given, back)  # type: ignore[arg-type]
+        many = len(steps)
+        grad = torch.empty_like(out) if back else None
+        found = way.backward(grad, given, wanted, *state) if back else (None,) * 5
+    gradients = [x if want else None for x, want in zip(found, wanted, strict=True)]
+    return _Walk(given, out, grad, gradients, steps[:many], steps[many:])  # type: ignore[arg-type]
+
+
+def _like(x: Tensor) -> Tensor:
+    """A tensor in memory of its own that lies like another, at a multiple of 16 bytes or not."""
+    offset = int(x.data_ptr() % 16 != 0)
+    size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return torch.empty(size + offset, dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride(), offset)
+
+
+class _Places:
+    """Where the tensors of a walk are: buffer, and bytes from the beginning of its first tensor or of its memory."""
+
+    def __init__(self, walk: _Walk, made: set[int]) -> None:
+        self.at: dict[int, tuple[int, int]] = {}  # of a storage: buffer, and bytes to its beginning
+        own = [*enumerate(walk.inputs), (OUT, walk.out), (GRAD, walk.grad)]
+        for buffer, x in own:
+            if x is not None:
+                self.at[_storage(x)] = buffer, -x.storage_offset() * x.itemsize
+        self.results: list[tuple[int, torch.dtype]] = []
+        for x in walk.gradients:
+            if x is not None and _storage(x) not in self.at:
+                self.at[_storage(x)] = RESULTS + len(self.results), 0
+                self.results.append((x.untyped_storage().nbytes() // x.itemsize, x.dtype))
+        self.dtype = walk.out.dtype
+        forward, backward = _spans(walk.forward), _spans(walk.backward)
+        free = {storage for storage in made if storage not in self.at}
+        kept, here, there = forward.keys() & backward.keys(), forward.keys() - backward, backward.keys() - forward
+        self.sizes = (
+            self._divide(KEPT, {x: _Span(0, 0, forward[x].size) for x in free & kept}),  # to the end, all of it
+            self._divide(SCRATCH, {x: forward[x] for x in free & here}),
+            self._divide(SCRATCH, {x: backward[x] for x in free & there}),
+        )
+
+    def _divide(self, buffer: int, spans: dict[int, _Span]) -> int:
+        """Give memory a place in a buffer, one where another is no longer or not yet needed; the buffer's elements."""
+        placed: list[tuple[int, _Span]] = []
+        for storage, span in sorted(spans.items(), key=lambda item: -item[1].size):
+            offset = 0
+            for start, other in sorted(placed, key=lambda item: item[0]):
+                together = span.first <= other.last and other.first <= span.last
+                if together and start < offset + span.size and offset < start + other.size:
+                    offset = start + other.size
+            placed.append((offset, span))
+            self.at[storage] = buffer, offset
+        return max((offset + span.size for offset, span in placed), default=0) // self.dtype.itemsize
+
+    def of(self, x: Tensor) -> tuple[int, int] | None:
+        """Buffer and bytes; none of a table, which stays where it is."""
+        if (found := self.at.get(_storage(x))) is None:
+            return None
+        return found[0], found[1] + int(x.storage_offset()) * x.itemsize
+
+    def view(self, x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
+        """Buffer, sizes, strides and offset in elements."""
+        found = self.of(x)
+        if found is None or (found[0] in (KEPT, SCRATCH) and x.dtype != self.dtype):
+            raise RefusedError("a product of something else")
+        return found[0], tuple(x.shape), x.stride(), found[1] // x.itemsize
+
+
+class _Span(NamedTuple):
+    """The first and the last step that need some memory, and its size in bytes."""
+
+    first: int
+    last: int
+    size: int
+
+
+def _spans(steps: Sequence[Noted]) -> dict[int, _Span]:
+    found: dict[int, _Span] = {}
+    for number, step in enumerate(steps):
+        for x in step.tensors:
+            if x is not None:
+                size = -(-x.untyped_storage().nbytes() // 256) * 256
+                found[_storage(x)] = _Span(found.get(_storage(x), _Span(number, 0, 0)).first, number, size)
+    return found
+
+
+def _parts(walk: _Walk, made: set[int]) -> tuple[Any, ...]:
+    """The steps of both passes; how what the second reads must lie, the output, sizes of buffers, and gradients."""
+    places = _Places(walk, made)
+    forward, backward = ([_step(step, places) for step in steps] for steps in (walk.forward, walk.backward))
+    read = {_storage(x) for step in walk.backward for x in step.tensors if x is not None}
+    own = [*enumerate(walk.inputs), (OUT, walk.out), (GRAD, walk.grad)]
+    lies = {buffer: _lie(x) for buffer, x in own if x is not None and _storage(x) in read}
+    gradients = [None if x is None else places.view(x) for x in walk.gradients]
+    for step in (*walk.forward, *walk.backward):
+        if isinstance(step, Launch):
+            _held.append((step.ready, [x for x in step.tensors if x is not None and places.of(x) is None]))
+    return forward, backward, lies, _lie(walk.out), places.sizes, places.results, gradients
+
+
+def _lie(x: Tensor) -> tuple[Any, ...]:
+    return tuple(x.shape), x.stride(), x.dtype, x.data_ptr() % 16 == 0
+
+
+def _step(step: Noted, places: _Places) -> tuple[Any, ...]:
+    if isinstance(step, Launch):
+        return pack(step.ready, step.tensors, places.of)
+    if isinstance(step, Product):
+        return *(places.view(x) for x in step[:3]), None if step.add is None else places.view(step.add)
+    assert isinstance(step, Gather)
+    return places.view(step.out), places.view(step.x), step.order
+
+
+def pack(
+    ready: Ready, tensors: tuple[Tensor | None, ...], place: Callable[[Tensor], tuple[int, int] | None]
+) -> tuple[Any, ...]:  # fmt: skip
+    """Handle, grid, threads, shared memory, whether it starts early; parameters, and which of them are places.
+
+    A parameter is 8 bytes as an integer; a smaller one has the first of them.
+    """
+    compiled, metadata = ready.compiled, ready.compiled.metadata
+    if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "launch_cooperative_grid", False):
+        raise RefusedError("clusters and cooperative launches")
+    if any(getattr(metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
+        raise RefusedError("scratch memory")
+    kinds = list(compiled.src.signature.values())
+    arguments = (*tensors, *ready.rest)
+    if len(kinds) != len(arguments) or metadata.target.warp_size != 32 or not compiled.function:
+        raise RefusedError("an unknown kind of kernel")
+    cells: list[int] = []
+    widths: list[int] = []
+    pointers: list[tuple[int, int, int]] = []
+    for kind, argument in zip(kinds, arguments, strict=True):
+        if kind == "constexpr":
+            continue
+        if isinstance(kind, str) and kind.startswith("*") and isinstance(argument, Tensor):
+            if (found := place(argument)) is not None:
+                pointers.append((len(cells), *found))
+            cells.append(argument.data_ptr() if found is None else 0)
+            widths.append(64)
+        elif kind in FORMATS and isinstance(argument, (bool, int, float)):
+            data = struct.pack(f"<{FORMATS[kind]}", argument)
+            cells.append(int.from_bytes(data, "little"))
+            widths.append(8 * len(data))
+        else:
+            raise RefusedError(f"an argument of type {kind}")
+    declared = parameters(compiled.asm.get("ptx", ""))
+    scratch = len(declared) - len(cells)  # pointers to scratch memory, of which there is none
+    if declared != [*widths, *[64] * scratch] or not 0 <= scratch <= 2:
+        raise RefusedError("parameters that Triton does not describe")
+    threads, shared = 32 * metadata.num_warps, metadata.shared
+    early = bool(getattr(metadata, "launch_pdl", False))
+    return compiled.function, ready.grid, threads, shared, early, cells + [0] * scratch, pointers
+
+
+def parameters(ptx: str) -> list[int]:
+    """Bits of the parameters of a compiled kernel."""
+    entry = re.search(r"\.entry[^(]*\(([^)]*)\)", ptx)
+    return [int(bits) for bits in re.findall(r"\.param\s+\.[a-z]+(\d+)", entry[1])] if entry else []
+
+
+def _hooked() -> bool:
+    """Whether a profiler listens to Triton's launches."""
+    runtime = import_module("triton.knobs").runtime
+    hooks = (getattr(runtime, f"launch_{when}_hook", None) for when in ("enter", "exit"))
+    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
