@@ -36,9 +36,9 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Where things are: the inputs, which come first, the output, what the forward pass keeps for the way back, what a pass
-// needs for itself, the output's gradient, and the inputs' gradients.
-constexpr size_t INPUTS = 5, OUT = 5, KEPT = 6, SCRATCH = 7, GRAD = 8, RESULTS = 9, BUFFERS = RESULTS + INPUTS;
+// Numbers of buffers: the inputs, which come first, the output, what the forward pass keeps for the way back, what a
+// pass needs for itself, the output's gradient, the inputs' gradients; and from then on what is large and has its own.
+constexpr size_t INPUTS = 5, OUT = 5, KEPT = 6, SCRATCH = 7, GRAD = 8, RESULTS = 9;
 using Inputs = std::array<std::optional<Tensor>, INPUTS>;
 
 struct Launch {
@@ -62,12 +62,22 @@ struct Product {  // out = a b, add + a b, or out + a b
   bool more;
 };
 
-struct Gather {  // rows of x, in the order of an index
+struct Gather {  // rows of x in another order
   View out, x;
-  Tensor index;
+  Tensor order;
 };
 
-using Step = std::variant<Launch, Product, Gather>;
+struct Make {
+  size_t buffer;
+  int64_t elements;
+  at::ScalarType dtype;
+};
+
+struct Drop {
+  size_t buffer;
+};
+
+using Step = std::variant<Launch, Product, Gather, Make, Drop>;
 
 struct Lie {  // how a tensor lies in memory
   std::vector<int64_t> sizes, strides;
@@ -84,10 +94,9 @@ struct Lie {  // how a tensor lies in memory
 
 struct Recipe {
   std::vector<Step> forward, backward;
-  std::array<std::optional<Lie>, RESULTS> lies;             // of what the backward pass reads
+  std::array<std::optional<Lie>, RESULTS> lies;  // of what the backward pass reads
   Lie out;
-  int64_t kept, scratch, back_scratch;                      // elements of the output's type
-  std::vector<std::pair<int64_t, at::ScalarType>> results;  // elements and type of the buffers of gradients
+  int64_t buffers, kept, scratch, back_scratch;  // their number, and elements, of the output's type
   std::array<std::optional<View>, INPUTS> gradients;
 };
 
@@ -161,7 +170,8 @@ class Driver {
 // One pass: its device and stream, and its buffers.
 class Pass {
  public:
-  Pass(const Recipe& recipe, const Tensor& like) : recipe_(recipe), guard_(like.device()), options_(like.options()) {
+  Pass(const Recipe& recipe, const Tensor& like)
+      : recipe_(recipe), guard_(like.device()), options_(like.options()), buffers_(recipe.buffers), at_(recipe.buffers) {
     if (like.is_cuda()) {
       Driver::get().enter(like.device().index());
       stream_ = Driver::get().stream(like.device().index());
@@ -180,16 +190,11 @@ class Pass {
     put(buffer, at::empty_strided(lie->sizes, lie->strides, options_.dtype(lie->dtype)).copy_(x));
   }
 
-  Tensor make_out() {
-    const Lie& lie = recipe_.out;
-    put(OUT, at::empty_strided(lie.sizes, lie.strides, options_.dtype(lie.dtype)));
-    return buffers_[OUT];
+  void make(size_t buffer, int64_t elements) {
+    if (elements > 0) take(Make{buffer, elements, recipe_.out.dtype});
   }
 
-  Tensor make(size_t buffer, int64_t elements, at::ScalarType dtype) {
-    if (elements > 0) put(buffer, at::empty({elements}, options_.dtype(dtype)));
-    return buffers_[buffer];
-  }
+  const Tensor& at(size_t buffer) const { return buffers_[buffer]; }
 
   Tensor view(const View& v) const {
     const Tensor& x = buffers_[v.buffer];
@@ -238,15 +243,24 @@ class Pass {
 
   void take(const Gather& gather) {
     auto out = view(gather.out);
-    at::index_select_out(out, view(gather.x), 0, gather.index);
+    at::index_select_out(out, view(gather.x), 0, gather.order);
   }
+
+  void take(const Make& make) {
+    const Lie& out = recipe_.out;
+    const auto options = options_.dtype(make.dtype);
+    put(make.buffer, make.buffer == OUT ? at::empty_strided(out.sizes, out.strides, options)
+                                        : at::empty({make.elements}, options));
+  }
+
+  void take(const Drop& drop) { put(drop.buffer, {}); }
 
   const Recipe& recipe_;
   c10::DeviceGuard guard_;
   at::TensorOptions options_;
   CUstream stream_ = nullptr;
-  std::array<Tensor, BUFFERS> buffers_;
-  std::array<uint64_t, BUFFERS> at_ = {};
+  std::vector<Tensor> buffers_;
+  std::vector<uint64_t> at_;
 };
 
 struct Found {
@@ -257,10 +271,10 @@ Found forward(const Recipe& recipe, const Inputs& inputs) {
   at::AutoDispatchBelowADInplaceOrView below;
   Pass pass(recipe, *inputs[0]);
   for (size_t i = 0; i < INPUTS; ++i) pass.put(i, inputs[i].value_or(Tensor()));
-  Found found{pass.make_out(), pass.make(KEPT, recipe.kept, recipe.out.dtype)};
-  pass.make(SCRATCH, recipe.scratch, recipe.out.dtype);
+  pass.make(KEPT, recipe.kept);
+  pass.make(SCRATCH, recipe.scratch);
   pass.run(recipe.forward);
-  return found;
+  return {pass.at(OUT), pass.at(KEPT)};
 }
 
 std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, const variable_list& saved) {
@@ -269,10 +283,7 @@ std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, co
   for (size_t i = 0; i <= OUT; ++i) pass.fit(i, saved[i]);  // hooks on what was saved may have moved it
   pass.put(KEPT, saved[KEPT]);
   pass.fit(GRAD, grad.resolve_neg());
-  pass.make(SCRATCH, recipe.back_scratch, recipe.out.dtype);
-  for (size_t i = 0; i < recipe.results.size(); ++i) {
-    pass.make(RESULTS + i, recipe.results[i].first, recipe.results[i].second);
-  }
+  pass.make(SCRATCH, recipe.back_scratch);
   pass.run(recipe.backward);
   std::array<Tensor, INPUTS> found;
   for (size_t i = 0; i < INPUTS; ++i) {
@@ -389,7 +400,8 @@ using LaunchParts = std::tuple<uint64_t, std::array<unsigned, 3>, unsigned, unsi
                                std::vector<std::tuple<size_t, size_t, int64_t>>>;
 using ProductParts = std::tuple<ViewParts, ViewParts, ViewParts, std::optional<ViewParts>>;
 using GatherParts = std::tuple<ViewParts, ViewParts, Tensor>;
-using StepParts = std::variant<LaunchParts, ProductParts, GatherParts>;
+using MakeParts = std::tuple<size_t, int64_t, at::ScalarType>;
+using StepParts = std::variant<LaunchParts, ProductParts, GatherParts, MakeParts, std::tuple<size_t>>;
 
 template <typename T, typename Parts>
 T from(const Parts& parts) {
@@ -409,9 +421,13 @@ std::vector<Step> steps_of(const std::vector<StepParts>& all) {
     } else if (const auto* product = std::get_if<ProductParts>(&parts)) {
       const auto& [out, a, b, add] = *product;
       steps.emplace_back(Product{from<View>(out), from<View>(a), from<View>(b), view_of(add), add == out});
+    } else if (const auto* gather = std::get_if<GatherParts>(&parts)) {
+      const auto& [out, x, order] = *gather;
+      steps.emplace_back(Gather{from<View>(out), from<View>(x), order});
+    } else if (const auto* make = std::get_if<MakeParts>(&parts)) {
+      steps.emplace_back(from<Make>(*make));
     } else {
-      const auto& [out, x, index] = std::get<GatherParts>(parts);
-      steps.emplace_back(Gather{from<View>(out), from<View>(x), index});
+      steps.emplace_back(from<Drop>(std::get<std::tuple<size_t>>(parts)));
     }
   }
   return steps;
@@ -421,8 +437,7 @@ std::vector<Step> steps_of(const std::vector<StepParts>& all) {
 void learn(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs,
            const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
            const std::unordered_map<size_t, LieParts>& lies, const std::optional<LieParts>& out,
-           const std::array<int64_t, 3>& sizes, const std::vector<std::pair<int64_t, at::ScalarType>>& results,
-           const std::array<std::optional<ViewParts>, INPUTS>& gradients) {
+           const std::array<int64_t, 4>& sizes, const std::array<std::optional<ViewParts>, INPUTS>& gradients) {
   auto& place = recipes[key_of(kind, numbers, inputs)];
   if (forward.empty() || place != nullptr) return;
   auto recipe = std::make_unique<Recipe>();
@@ -430,8 +445,7 @@ void learn(const Key& kind, const std::vector<double>& numbers, const Inputs& in
   recipe->backward = steps_of(backward);
   for (const auto& [buffer, parts] : lies) recipe->lies.at(buffer) = from<Lie>(parts);
   recipe->out = from<Lie>(out.value());
-  recipe->kept = sizes[0], recipe->scratch = sizes[1], recipe->back_scratch = sizes[2];
-  recipe->results = results;
+  recipe->buffers = sizes[0], recipe->kept = sizes[1], recipe->scratch = sizes[2], recipe->back_scratch = sizes[3];
   for (size_t i = 0; i < INPUTS; ++i) recipe->gradients[i] = view_of(gradients[i]);
   place = std::move(recipe);
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -20,9 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .launching import Gather, Launch, Noted, Product, Ready, noted
 
-OUT, KEPT, SCRATCH, GRAD, RESULTS = 5, 6, 7, 8, 9
+OUT, KEPT, SCRATCH, GRAD, RESULTS, FIRST = 5, 6, 7, 8, 9, 14
 """Numbers of buffers after the five inputs: the output, what the forward pass keeps for the way back, what a pass needs
-for itself, the gradient of the output, and those of the inputs."""
+for itself, the gradient of the output, those of the inputs; and the first of what is large and has its own."""
+
+LARGE = 2**22
+"""Bytes from which on memory is allocated when it is first needed, and freed after the last time. That costs the host
+what it has, with as much to compute; smaller memory is allocated at once."""
 
 FORMATS = {
     "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
@@ -67,7 +71,7 @@ def attend(
         try:
             parts = _learn(way(), inputs)
         except RefusedError:
-            parts = [], [], {}, None, (0, 0, 0), [], (None,) * 5
+            parts = [], [], {}, None, (0, 0, 0, 0), (None,) * 5
         library.learn(kind, numbers, inputs, *parts)
         out = library.attend(kind, numbers, inputs)
     return out if isinstance(out, Tensor) else None
@@ -113,6 +117,11 @@ class _Walk(NamedTuple):
     forward: list[Noted]
     backward: list[Noted]
 
+    @property
+    def given(self) -> list[tuple[int, Tensor | None]]:
+        """To the backward pass, with the numbers of their buffers."""
+        return [*enumerate(self.inputs), (OUT, self.out), (GRAD, self.grad)]
+
 
 def _walk(way: Way, inputs: Inputs, wanted: Sequence[bool]) -> _Walk:
     given = tuple(None if x is None else _like(x) for x in inputs)
@@ -133,42 +142,57 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty(size + offset, dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride(), offset)
 
 
+class _Span(NamedTuple):
+    """The first and the last step of a pass that need some memory, its bytes, and the type of its first tensor."""
+
+    first: int
+    last: int
+    size: int
+    dtype: torch.dtype
+
+
+def _spans(steps: Sequence[Noted]) -> dict[int, _Span]:
+    found: dict[int, _Span] = {}
+    for number, step in enumerate(steps):
+        for x in step.tensors:
+            if x is not None:
+                new = _Span(number, number, x.untyped_storage().nbytes(), x.dtype)
+                found[_storage(x)] = found.get(_storage(x), new)._replace(last=number)
+    return found
+
+
 class _Places:
-    """Where the tensors of a walk are: buffer, and bytes from the beginning of its first tensor or of its memory."""
+    """Where the tensors of a walk are: a buffer, and bytes from its beginning."""
 
     def __init__(self, walk: _Walk, made: set[int]) -> None:
-        self.at: dict[int, tuple[int, int]] = {}  # of a storage: buffer, and bytes to its beginning
-        own = [*enumerate(walk.inputs), (OUT, walk.out), (GRAD, walk.grad)]
-        for buffer, x in own:
-            if x is not None:
-                self.at[_storage(x)] = buffer, -x.storage_offset() * x.itemsize
-        self.results: list[tuple[int, torch.dtype]] = []
-        for x in walk.gradients:
-            if x is not None and _storage(x) not in self.at:
-                self.at[_storage(x)] = RESULTS + len(self.results), 0
-                self.results.append((x.untyped_storage().nbytes() // x.itemsize, x.dtype))
+        self.at: dict[int, tuple[int, int]] = {}  # of a storage: buffer, and bytes from there to the storage
         self.dtype = walk.out.dtype
+        self.buffers = FIRST
+        for buffer, x in walk.given:
+            if x is not None:
+                self.at[_storage(x)] = buffer, -int(x.storage_offset()) * x.itemsize
+        for number, x in enumerate(walk.gradients):
+            if x is not None:
+                self.at.setdefault(_storage(x), (RESULTS + number, 0))
         forward, backward = _spans(walk.forward), _spans(walk.backward)
-        free = {storage for storage in made if storage not in self.at}
-        kept, here, there = forward.keys() & backward.keys(), forward.keys() - backward, backward.keys() - forward
-        self.sizes = (
-            self._divide(KEPT, {x: _Span(0, 0, forward[x].size) for x in free & kept}),  # to the end, all of it
-            self._divide(SCRATCH, {x: forward[x] for x in free & here}),
-            self._divide(SCRATCH, {x: backward[x] for x in free & there}),
-        )
+        free = made - self.at.keys()
+        self.kept = self._divide(KEPT, {x: span for x, span in forward.items() if x in free and x in backward})
+        self.scratch = [
+            self._divide(SCRATCH, {x: span for x, span in mine.items() if x in free and x not in other})
+            for mine, other in ((forward, backward), (backward, forward))
+        ]
 
     def _divide(self, buffer: int, spans: dict[int, _Span]) -> int:
-        """Give memory a place in a buffer, one where another is no longer or not yet needed; the buffer's elements."""
-        placed: list[tuple[int, _Span]] = []
-        for storage, span in sorted(spans.items(), key=lambda item: -item[1].size):
-            offset = 0
-            for start, other in sorted(placed, key=lambda item: item[0]):
-                together = span.first <= other.last and other.first <= span.last
-                if together and start < offset + span.size and offset < start + other.size:
-                    offset = start + other.size
-            placed.append((offset, span))
-            self.at[storage] = buffer, offset
-        return max((offset + span.size for offset, span in placed), default=0) // self.dtype.itemsize
+        """Give small memory a place in a buffer, and large one that is not kept a buffer of its own; the size."""
+        size = 0
+        for storage, span in spans.items():
+            if buffer == SCRATCH and span.size >= LARGE:
+                self.at[storage] = self.buffers, 0
+                self.buffers += 1
+            else:
+                self.at[storage] = buffer, size
+                size += -(-span.size // 256) * 256
+        return size // self.dtype.itemsize
 
     def of(self, x: Tensor) -> tuple[int, int] | None:
         """Buffer and bytes; none of a table, which stays where it is."""
@@ -183,50 +207,44 @@ class _Places:
             raise RefusedError("a product of something else")
         return found[0], tuple(x.shape), x.stride(), found[1] // x.itemsize
 
+    def steps(self, steps: Sequence[Noted], made: Container[int]) -> list[tuple[Any, ...]]:
+        """With memory, where buffers are `made` here, from the first step that needs it to the last."""
+        spans = {self.at[x][0]: span for x, span in _spans(steps).items() if x in self.at and self.at[x][0] in made}
+        found: list[tuple[Any, ...]] = []
+        for number, step in enumerate(steps):
+            for buffer, span in spans.items():
+                if span.first == number:
+                    found.append((buffer, span.size // span.dtype.itemsize, span.dtype))
+            found.append(self._step(step))
+            found += [(x,) for x, span in spans.items() if span.last == number and x >= FIRST]
+        return found
 
-class _Span(NamedTuple):
-    """The first and the last step that need some memory, and its size in bytes."""
-
-    first: int
-    last: int
-    size: int
-
-
-def _spans(steps: Sequence[Noted]) -> dict[int, _Span]:
-    found: dict[int, _Span] = {}
-    for number, step in enumerate(steps):
-        for x in step.tensors:
-            if x is not None:
-                size = -(-x.untyped_storage().nbytes() // 256) * 256
-                found[_storage(x)] = _Span(found.get(_storage(x), _Span(number, 0, 0)).first, number, size)
-    return found
+    def _step(self, step: Noted) -> tuple[Any, ...]:
+        if isinstance(step, Launch):
+            return pack(step.ready, step.tensors, self.of)
+        if isinstance(step, Product):
+            return *(self.view(x) for x in step[:3]), None if step.add is None else self.view(step.add)
+        assert isinstance(step, Gather)
+        return self.view(step.out), self.view(step.x), step.order
 
 
 def _parts(walk: _Walk, made: set[int]) -> tuple[Any, ...]:
     """The steps of both passes; how what the second reads must lie, the output, sizes of buffers, and gradients."""
     places = _Places(walk, made)
-    forward, backward = ([_step(step, places) for step in steps] for steps in (walk.forward, walk.backward))
-    read = {_storage(x) for step in walk.backward for x in step.tensors if x is not None}
-    own = [*enumerate(walk.inputs), (OUT, walk.out), (GRAD, walk.grad)]
-    lies = {buffer: _lie(x) for buffer, x in own if x is not None and _storage(x) in read}
+    own = range(FIRST, places.buffers)
+    forward = places.steps(walk.forward, {OUT, *own})
+    backward = places.steps(walk.backward, {*range(RESULTS, FIRST), *own})
+    read = _spans(walk.backward)
+    lies = {buffer: _lie(x) for buffer, x in walk.given if x is not None and _storage(x) in read}
     gradients = [None if x is None else places.view(x) for x in walk.gradients]
     for step in (*walk.forward, *walk.backward):
         if isinstance(step, Launch):
             _held.append((step.ready, [x for x in step.tensors if x is not None and places.of(x) is None]))
-    return forward, backward, lies, _lie(walk.out), places.sizes, places.results, gradients
+    return forward, backward, lies, _lie(walk.out), (places.buffers, places.kept, *places.scratch), gradients
 
 
 def _lie(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.stride(), x.dtype, x.data_ptr() % 16 == 0
-
-
-def _step(step: Noted, places: _Places) -> tuple[Any, ...]:
-    if isinstance(step, Launch):
-        return pack(step.ready, step.tensors, places.of)
-    if isinstance(step, Product):
-        return *(places.view(x) for x in step[:3]), None if step.add is None else places.view(step.add)
-    assert isinstance(step, Gather)
-    return places.view(step.out), places.view(step.x), step.order
 
 
 def pack(
