@@ -10,12 +10,13 @@ import torch
 
 from primaldual import mechanism
 from primaldual.ops.estimates import H200, describe, estimate
-from primaldual.ops.gpu import parallel, ragged_ops
+from primaldual.ops.gpu import parallel, ragged_ops, ragged_work
 from primaldual.ops.gpu.parallel import divide
+from primaldual.ops.gpu.passes import Shift, place_three, sum_rows
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 from support.cudnn import stand_in
-from support.interpreter import child_process, interpreted
+from support.interpreter import INTERPRETED, child_process, interpreted
 from support.ragged import adding_up, check
 
 if find_spec("triton") is None:
@@ -134,6 +135,62 @@ def test_queries_of_another_output_lie_in_another_way(monkeypatch: pytest.Monkey
         (parallel._own(torch.empty(2, heads, 6, 8), out).stride(), out.stride()) for heads in (3, 5) for out in outs
     }
     assert len({own for own, _ in pairs}) == len(pairs)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shifted", [None, "by a number", "by one for each head"])
+@pytest.mark.parametrize("window", range(1, 9))
+def test_three_put_in_place_at_once(window: int, shifted: str | None, dtype: torch.dtype) -> None:
+    for queries, points, dim, value_dim in ((1, 1, 16, 24), (129, 17, 24, 16), (37, 33, 5, 7)):
+        tokens = points * window
+        found = [
+            torch.randn(3, 2, queries, dim, dtype=dtype).transpose(0, 1),
+            torch.randn(2, points, 3, dim, dtype=dtype).transpose(1, 2),
+            torch.randn(3, 2, points, value_dim, dtype=dtype).transpose(0, 1),
+        ]
+        heads = 5, 4, 3  # in a share of more
+        wide = [
+            torch.full((2, n, many, x.shape[-1]), 7.0, dtype=dtype).transpose(1, 2)
+            for x, n, many in zip(found, (queries, tokens, tokens), heads, strict=True)
+        ]
+        beta = torch.tensor([2.0, 0.0, -1.0]) if shifted == "by one for each head" else None
+        shift = None if shifted is None else Shift(sum_rows(found[0]), 0.5 / tokens, beta)
+        place_three(tuple(found), tuple(x[:, :3] for x in wide), window=window, shift=shift)
+        expected = [found[0].float()] + [x.float().repeat_interleave(window, 2) / window for x in found[1:]]
+        if shift is not None:
+            off = 0.5 / tokens * found[0].float().sum(2, keepdim=True)
+            expected[1] = expected[1] - off * (1.0 if beta is None else beta[:, None, None])
+        eps = torch.finfo(dtype).eps
+        for there, values in zip(wide, expected, strict=True):
+            torch.testing.assert_close(there[:, :3].float(), values, rtol=2 * eps, atol=4 * eps)
+            assert (there[:, 3:] == 7).all()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize("shifted", [False, True], ids=["copied", "re-centred"])
+def test_three_put_in_place_at_once_on_hopper(shifted: bool) -> None:
+    """Compiled with no GPU: reads and writes take 16 bytes at a time."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = ragged_work.kernels().place_three
+    constants: dict = {"D": 64, "DV": 64, "BLOCK_D": 64, "BLOCK_DV": 64, "BN": 128, "BP": 16, "PDL": True}
+    constants |= {} if shifted else {"sums_ptr": None, "beta_ptr": None}
+    kinds = {"sums_ptr": "*fp32", "beta_ptr": "*fp32", "factor": "fp32"}
+    kinds |= dict.fromkeys(("H", "queries", "tokens", "window", "blocks"), "i32")
+    signature, divisible = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        signature[name] = kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32")
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name not in kinds:
+            divisible[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 1})
+    each = 128 * 64 * 2 // (128 * 16)  # of a thread
+    assert [compiled.asm["ptx"].count(f"{way}.global.v4.b32") for way in ("ld", "st")] == [3 * each] * 2
 
 
 def long_groups(length: int, scales: tuple[int, ...] = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> int:
