@@ -8,14 +8,15 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from primaldual import mechanism
+from primaldual import attention, mechanism
 from primaldual.ops.estimates import H200, describe, estimate
-from primaldual.ops.gpu import parallel, ragged_ops
+from primaldual.ops.gpu import parallel, ragged_ops, ragged_work
 from primaldual.ops.gpu.parallel import divide
+from primaldual.ops.gpu.passes import Shift, place_three, sum_rows
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 from support.cudnn import stand_in
-from support.interpreter import child_process, interpreted
+from support.interpreter import INTERPRETED, child_process, interpreted
 from support.ragged import adding_up, check
 
 if find_spec("triton") is None:
@@ -82,17 +83,23 @@ def test_a_number_for_beta_is_not_rounded() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("strided", [False, True], ids=["log-sum-exps copied", "as they lie"])
 @pytest.mark.parametrize("long", [[144], [144, 72, 36, 18]], ids=["the longest", "all"])
 @pytest.mark.parametrize("name", ["sh", "bn+sh"])
-def test_as_many_launches_as_the_plan_counts(name: str, long: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_launches_as_the_plan_counts(
+    name: str, long: list, strided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     stand_in(monkeypatch, long)
+    monkeypatch.setattr(parallel, "STRIDED", strided)
     leaves = [torch.randn(2, 6, 144, 64, dtype=torch.float16, requires_grad=True) for _ in range(3)]
     p = Problem(PRIMALS[name], *leaves, None, None, None, None, False, 0.0, {}, False)
     with adding_up() as names:
         parallel.run(p).backward(leaves[0].detach())
-    others = 3 * len(long) + (4 if len(long) == 4 else 2)  # cuDNN's, and a copy of the log-sum-exps for every part
+    copies = (0 if strided else len(long)) + (len(long) < 4)  # of the log-sum-exps: for cuDNN, and for ours
     work = describe(p, backward=True, captured=True)._replace(device=H200)
-    assert len(names) + others == estimate("sdpa", work).launches
+    assert len(names) + 3 * len(long) + copies == estimate("sdpa", work).launches
+    assert names.count("place_three") == len(long)
+    assert names.count("place") == (name == "bn+sh" and len(long) < 4)
 
 
 @interpreted
@@ -123,17 +130,140 @@ def test_windows_that_are_not_whole_go_group_by_group(monkeypatch: pytest.Monkey
     assert not seen
 
 
-def test_queries_of_another_output_lie_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch keeps cuDNN's plans by the strides of queries, keys and values alone."""
-    monkeypatch.setattr(parallel, "_strides", {})
-    q = torch.empty(2, 4, 6, 8)
-    outs = [torch.empty(2, 4, 6, 8), *(torch.empty(2, 6, heads, 8).transpose(1, 2)[:, :4] for heads in (4, 8))]
-    found = [parallel._own(q, out).stride() for out in (*outs, *outs)]
-    assert found[:3] == found[3:] and len(set(found)) == 3
-    pairs = {
-        (parallel._own(torch.empty(2, heads, 6, 8), out).stride(), out.stride()) for heads in (3, 5) for out in outs
-    }
-    assert len({own for own, _ in pairs}) == len(pairs)
+@interpreted
+@pytest.mark.parametrize("strided", [False, True], ids=["log-sum-exps copied", "as they lie"])
+@pytest.mark.parametrize("name", PRIMALS)
+def test_log_sum_exps_as_they_lie_and_copied(name: str, strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """21 of 4 bytes each are not always at a multiple of 16 bytes."""
+    seen = stand_in(monkeypatch, [48, 24, 12])
+    monkeypatch.setattr(parallel, "STRIDED", strided)
+    check(PRIMALS[name], (21, 48, 16, 24), torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
+    assert seen == [48, 24, 12]
+
+
+def thirds(heads: int, length: int, packed: bool) -> list[torch.Tensor]:
+    """q, k and v of one projection; or tensors with as long rows of their own, which hold three times as many heads."""
+    parts = torch.randn(3, 2, length, 3 * heads, 16, dtype=torch.float16).unbind(0)
+    if packed:
+        parts = parts[0].unflatten(2, (3, heads)).unbind(2)
+    return [x.transpose(1, 2).requires_grad_() for x in parts]
+
+
+@interpreted
+@pytest.mark.parametrize("first", [True, False], ids=["a third first", "whole rows first"])
+@pytest.mark.parametrize("name", ["sh", "bn+sh"])
+def test_calls_that_differ_in_their_outputs_alone(name: str, first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their queries, keys and values lie alike, so only one of them may leave the queries where they are."""
+    seen = stand_in(monkeypatch, [48, 24])
+    for packed, copies in (first, 0), (not first, 2 if name == "sh" else 0), (first, 0):
+        qkv = thirds(4, 48, packed)
+        primal = mechanism(name, scales=(1, 1, 2, 2) + (() if packed else (4,) * 8))
+        assert qkv[0].stride() == (48 * 192, 16, 192, 1)
+        with adding_up() as names:
+            out = attention(*qkv, primal, impl="sdpa")
+            up = torch.randn_like(out)
+            found = out.detach(), *torch.autograd.grad(out, qkv, up)
+        exact = [x.detach().double().requires_grad_() for x in qkv]
+        out = attention(*exact, primal, impl="reference")
+        expected = out.detach(), *torch.autograd.grad(out, exact, up.double())
+        assert all(relative_error(x, y) < 4e-3 for x, y in zip(found, expected, strict=True))
+        ours = name == "bn+sh" and not packed  # the last heads' gradients, re-centred
+        assert names.count("place") == copies + ours
+    assert seen == 3 * [48, 24]
+
+
+@interpreted
+@pytest.mark.parametrize("how", ["off by an element", "rows of 17", "one for all the batch"])
+def test_queries_that_cannot_be_read_16_bytes_at_a_time(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(monkeypatch, [48, 24])
+    qkv = [torch.randn(2, 4, 48, 16, dtype=torch.float16) for _ in range(3)]
+    qkv[0] = {
+        "off by an element": torch.randn(2 * 4 * 48 * 16 + 1, dtype=torch.float16)[1:].view(2, 4, 48, 16),
+        "rows of 17": torch.randn(2, 4, 48, 17, dtype=torch.float16)[..., :16],
+        "one for all the batch": torch.randn(1, 4, 48, 16, dtype=torch.float16).expand(2, -1, -1, -1),
+    }[how]
+    found = []
+    for impl in ("sdpa", "reference"):
+        leaves = [x.detach().requires_grad_() for x in qkv]
+        out = attention(*leaves, mechanism("sh", scales=(1, 1, 2, 4)), impl=impl)
+        found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)])
+    assert all(relative_error(mine, other) < 8e-3 for mine, other in zip(*found, strict=True))
+    assert seen == [48, 24]
+
+
+@interpreted
+def test_queries_are_copied_where_another_plan_would_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps cuDNN's plans by the shapes and strides of queries, keys and values alone."""
+    monkeypatch.setattr(parallel, "_plans", {})
+    q = torch.randn(4, 2, 6, 8)
+    lse = torch.empty(4, 2, 6, 1)
+    outs = [torch.empty(4, 2, 6, 8), *(torch.empty(2, 6, heads, 8).permute(2, 0, 1, 3)[:4] for heads in (4, 8))]
+    calls = [(out, q, q, out, lse) for out in outs]
+    calls.append((outs[0], q, q, outs[0], torch.empty(2, 4, 6, 1).transpose(0, 1)))
+    calls.append((torch.empty(4 * 2 * 6 * 8 + 1)[1:].view_as(q), q, q, outs[0], lse))  # not aligned
+    found = [parallel._told_apart(call[0], q, *call[1:]) for call in (*calls, *calls)]
+    strides = [x.stride() for x in found]
+    assert found[0] is q and found[5] is q
+    assert strides[:5] == strides[5:] and len(set(strides)) == 5
+    assert all(torch.equal(x, q) for x in found)
+    another = torch.empty(4, 2, 7, 8)
+    assert parallel._told_apart(outs[1], q, another, another, outs[1], lse) is q
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("shifted", [None, "by a number", "by one for each head"])
+@pytest.mark.parametrize("window", range(1, 9))
+def test_three_put_in_place_at_once(window: int, shifted: str | None, dtype: torch.dtype) -> None:
+    for queries, points, dim, value_dim in ((1, 1, 16, 24), (129, 17, 24, 16), (37, 33, 5, 7)):
+        tokens = points * window
+        found = [
+            torch.randn(3, 2, queries, dim, dtype=dtype).transpose(0, 1),
+            torch.randn(2, points, 3, dim, dtype=dtype).transpose(1, 2),
+            torch.randn(3, 2, points, value_dim, dtype=dtype).transpose(0, 1),
+        ]
+        heads = 5, 4, 3  # in a share of more
+        wide = [
+            torch.full((2, n, many, x.shape[-1]), 7.0, dtype=dtype).transpose(1, 2)
+            for x, n, many in zip(found, (queries, tokens, tokens), heads, strict=True)
+        ]
+        beta = torch.tensor([2.0, 0.0, -1.0]) if shifted == "by one for each head" else None
+        shift = None if shifted is None else Shift(sum_rows(found[0]), 0.5 / tokens, beta)
+        place_three(tuple(found), tuple(x[:, :3] for x in wide), window=window, shift=shift)
+        expected = [found[0].float()] + [x.float().repeat_interleave(window, 2) / window for x in found[1:]]
+        if shift is not None:
+            off = 0.5 / tokens * found[0].float().sum(2, keepdim=True)
+            expected[1] = expected[1] - off * (1.0 if beta is None else beta[:, None, None])
+        eps = torch.finfo(dtype).eps
+        for there, values in zip(wide, expected, strict=True):
+            torch.testing.assert_close(there[:, :3].float(), values, rtol=2 * eps, atol=4 * eps)
+            assert (there[:, 3:] == 7).all()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize("shifted", [False, True], ids=["copied", "re-centred"])
+def test_three_put_in_place_at_once_on_hopper(shifted: bool) -> None:
+    """Compiled with no GPU: reads and writes take 16 bytes at a time."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = ragged_work.kernels().place_three
+    constants: dict = {"D": 64, "DV": 64, "BLOCK_D": 64, "BLOCK_DV": 64, "BN": 128, "BP": 16, "PDL": True}
+    constants |= {} if shifted else {"sums_ptr": None, "beta_ptr": None}
+    kinds = {"sums_ptr": "*fp32", "beta_ptr": "*fp32", "factor": "fp32"}
+    kinds |= dict.fromkeys(("H", "queries", "tokens", "window", "blocks"), "i32")
+    signature, divisible = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        signature[name] = kinds.get(name, "*bf16" if name.endswith("_ptr") else "i32")
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name not in kinds:
+            divisible[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 1})
+    each = 128 * 64 * 2 // (128 * 16)  # of a thread
+    assert [compiled.asm["ptx"].count(f"{way}.global.v4.b32") for way in ("ld", "st")] == [3 * each] * 2
 
 
 def long_groups(length: int, scales: tuple[int, ...] = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> int:

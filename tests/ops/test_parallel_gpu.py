@@ -189,6 +189,50 @@ def test_calls_that_differ_in_the_strides_of_their_outputs_alone(first: int, cal
     assert calls == 3 * [length, length // 2] * 2
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["a third first", "whole rows first"])
+def test_queries_that_lie_alike_before_different_outputs(first: bool, calls: list, monkeypatch) -> None:
+    """A third of a projection, and a tensor of its own with three times as many heads, whose rows are as long.
+
+    Each comes first once, at a length of its own.
+    """
+    length, place, copies = 360 + 16 * first, parallel.place, []
+    monkeypatch.setattr(parallel, "place", lambda x, *more, **others: (copies.append(x), place(x, *more, **others)))
+    for packed, expected in (first, 0), (not first, 2), (first, 0):
+        parts = torch.randn(3, 2, length, 12, 16, device="cuda", dtype=torch.bfloat16).unbind(0)
+        if packed:
+            parts = parts[0].unflatten(2, (3, 4)).unbind(2)
+        qkv = [x.transpose(1, 2).requires_grad_() for x in parts]
+        assert qkv[0].stride() == (length * 192, 16, 192, 1)
+        copies.clear()
+        assert apart(qkv, mechanism("sh", scales=(1, 1, 2, 2) + (() if packed else (8,) * 8))) < 0.02
+        assert len(copies) == expected
+    assert calls == 3 * [length, length // 2]
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["copied", "as they lie"])
+@pytest.mark.parametrize("name", ["sh", "bn+sh"])
+def test_log_sum_exps_copied_and_as_they_lie(name: str, strided: bool, calls: list, monkeypatch) -> None:
+    """1001 of 4 bytes each are not always at a multiple of 16 bytes."""
+    if strided and not parallel.STRIDED:
+        pytest.skip("copied with this torch")
+    monkeypatch.setattr(parallel, "STRIDED", strided)
+    for length in (1000, 1001):
+        qkv = tensors(1000)
+        qkv[0] = torch.randn(2, len(SCALES), length, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        assert apart(qkv, PRIMALS[name]) < 0.02
+    assert calls == 2 * [1000, 500, 250]
+
+
+def test_queries_that_cannot_be_read_16_bytes_at_a_time(calls: list, monkeypatch) -> None:
+    monkeypatch.setattr(parallel, "usable", lambda *given: True)
+    q, k, v = tensors()
+    rest = torch.randn(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view(q.shape)
+    narrow = torch.randn(*q.shape[:3], 17, device="cuda", dtype=q.dtype)[..., :16]
+    for given in (rest, narrow, rest[:1].expand(2, -1, -1, -1)):
+        assert apart([given.detach().requires_grad_(), k, v], PRIMALS["sh"]) < 0.02
+    assert calls == 3 * [120, 60]
+
+
 class Training:
     """A small classifier of series, 896 steps long, with heads of 16 dimensions, at bfloat16."""
 

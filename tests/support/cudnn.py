@@ -12,8 +12,12 @@ from primaldual.ops.gpu import parallel
 
 
 def stand_in(patch: pytest.MonkeyPatch, points: Collection[int]) -> list[int]:
-    """From here on heads over so many points go back through a dense formula; gives the numbers of those that did."""
-    seen = []
+    """From here on heads over so many points go back through a dense formula; gives the numbers of those that did.
+
+    As in torch, the strides of q, k and v say which plan runs, and a plan is for the strides that it was made with.
+    """
+    seen: list[int] = []
+    plans: dict[tuple[object, ...], tuple[object, ...]] = {}
 
     def attend(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seed: Tensor, offset: Tensor,
@@ -21,17 +25,24 @@ def stand_in(patch: pytest.MonkeyPatch, points: Collection[int]) -> list[int]:
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Weights are those of the given log-sum-exp, so whatever is wrong with it shows in all gradients."""
         assert grad.stride() == out.stride() and grad.shape == out.shape
-        assert lse.shape == (*q.shape[:3], 1) and lse.is_contiguous() and lse.dtype == torch.float32
+        assert lse.shape == (*q.shape[:3], 1) and lse.dtype == torch.float32
+        assert lse.is_contiguous() or parallel.STRIDED
+        assert q.data_ptr() % 16 == 0 and min(q.stride()) > 0
+        assert q.shape[3] % 8 or not any(stride % 8 for stride in q.stride()[:3])  # the GPU has no other dimensions
+        plan, others = tuple((x.shape, x.stride()) for x in (q, k, v)), (grad.stride(), out.stride(), lse.stride())
+        assert plans.setdefault(plan, others) == others
         assert (max_q, max_k, dropout_p, is_causal) == (q.shape[2], k.shape[2], 0.0, False)
         assert not parallel.half_empty(max_k)
         seen.append(max_k)
-        scale, dtype = q.shape[-1] ** -0.5, q.dtype
+        scale, gradients = q.shape[-1] ** -0.5, [torch.empty_like(x) for x in (q, k, v)]
         grad, q, k, v, out = (x.float() for x in (grad, q, k, v, out))
         p = (q @ k.mT * scale - lse).exp()
         ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * scale
-        return tuple(x.to(dtype) for x in (ds @ k, ds.mT @ q, p.mT @ grad))
+        found = ds @ k, ds.mT @ q, p.mT @ grad
+        return tuple(there.copy_(x) for x, there in zip(found, gradients, strict=True))
 
     patch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward", attend)
+    patch.setattr(parallel, "_plans", {})
     patch.setattr(parallel, "long", lambda queries, many, dim: many in points)
     patch.setattr(parallel, "usable", lambda q, k, v: True)
     return seen

@@ -256,16 +256,17 @@ def _rows(work: Work) -> float:
 
 
 def _beside(work: Work) -> _Count:
-    """Ours forward; backward three kernels of cuDNN's and five launches around them for a long group, beside ours.
+    """Ours forward; backward three kernels of cuDNN's for a long group and one that puts in place, beside ours.
 
-    The five are as many with re-centring. Ours come after a copy of their share of the log-sum-exps.
+    Re-centring adds a sum over rows. Ours, and cuDNN's where it must, come after a copy of their log-sum-exps.
     """
     ours, fit = _ragged(work), work.device.fits["sdpa"]
     if not work.backward:
         return ours._replace(launches=ours.launches + 1)  # the same, and of equals ours is to be taken
     busy = _attention(work, work.points, fit.row, fit.narrowest)
     groups = len(work.groups)
-    back = 8 * work.long + (ours.back + 1 if work.long < groups else 0)
+    each = 4 + work.maps + (not parallel.STRIDED)
+    back = each * work.long + (ours.back + 1 if work.long < groups else 0)
     return ours._replace(fit="sdpa", back=back, parts=groups, busy=busy)
 
 

@@ -19,7 +19,7 @@ from ...dual.rewrites import pooling_of
 from ...primal import Recenter
 from ..problem import Problem
 from .launching import in_rows, without_triton
-from .passes import Shift, place, pool, sum_rows
+from .passes import Shift, place, place_three, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
 from .ragged_ops import traced
 from .ragged_work import Layout
@@ -34,6 +34,9 @@ POINTS = 2048
 
 NARROW = 32
 """Heads no wider than this stay with ours: cuDNN's kernels take as long for them as for wider ones."""
+
+STRIDED = torch.__version__.startswith("2.11.")
+"""Whether cuDNN is given log-sum-exps as they lie: seen to be right with this torch, and others get copies."""
 
 
 def long(queries: int, points: int, dim: int) -> bool:
@@ -188,41 +191,56 @@ def _heads_of(flat: Tensor, part: Part, batch: int, dim: int, values: bool) -> T
     return flat.as_strided(size, strides, flat.storage_offset() + offsets[0])
 
 
-def _own(q: Tensor, out: Tensor) -> Tensor:
-    """Room for queries, with strides that no other call has.
-
-    torch keeps cuDNN's plan of a backward pass by the strides of q, k and v, although the plan holds those of the
-    output and of its gradient too. Here these are a share of a wider tensor, and a call that differs in them alone
-    would be run by the wrong plan: so rows get some room at the end, as much as tells `out` from the others.
-    """
-    B, H, L, D = q.shape
-    width = H * D + 16
-    while _strides.setdefault((B, L, D, width), out.stride()) != out.stride():
-        width += 16
-    return q.new_empty(B, L, width)[..., : H * D].unflatten(2, (H, D)).transpose(1, 2)
-
-
-_strides: dict[tuple[int, ...], tuple[int, ...]] = {}
-"""Those of the output that goes with queries of this batch, length, dimension and width of a row."""
-
-
 def by_cudnn(
-    grad: Tensor, own: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the queries, keys and values of one group, from our outputs and log-sum-exps [B, H, L].
 
-    The queries, in a place of their `_own`, are rounded after a shift as they were forward, or else large scores do not
-    find their log-sum-exp.
+    The queries are rounded after a shift as they were forward, or else large scores do not find their log-sum-exp.
+    Heads are given for the batch and the batch for heads: so no other attention of torch's has the same strides.
     """
-    seed = torch.empty(1, dtype=torch.int64, device=own.device)  # of no dropout
-    return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        grad, own, k, v, out, lse.contiguous().unsqueeze(3), seed, seed, None, None, None, own.shape[2], k.shape[2],
-        0.0, False,
-    )  # fmt: skip
+    as_it_lies = STRIDED and lse.data_ptr() % 16 == 0
+    grad, q, k, v, out, lse = (x.transpose(0, 1) for x in (grad, q, k, v, out, lse))
+    lse = (lse if as_it_lies else lse.contiguous()).unsqueeze(3)
+    q = _told_apart(grad, q, k, v, out, lse)
+    seed = torch.empty(1, dtype=torch.int64, device=q.device)  # of no dropout
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, lse, seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, False
+    )
+    return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1)
+
+
+def _told_apart(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+    """The queries; or a copy, where cuDNN cannot read 16 bytes at a time or would run them by another call's plan.
+
+    torch keeps cuDNN's plan of a backward pass by the shapes and strides of q, k and v, although the plan holds the
+    strides of the others too, and may count on how all are aligned. A call that differs in these alone gets queries
+    with some room at the end of their rows, as much as tells it apart.
+    """
+    others = tuple((x.stride(), x.data_ptr() % 16 == 0) for x in (grad, k, v, out, lse))
+
+    def fits(strides: tuple[int, ...]) -> bool:
+        key = q.device, q.dtype, q.shape, strides, k.shape, k.stride(), v.shape, v.stride()
+        return _plans.setdefault(key, others) == others
+
+    readable = q.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in q.stride()[:3])
+    if readable and fits(q.stride()):
+        return q
+    H, B, L, D = q.shape
+    row = H * D + 16
+    while not fits((D, L * row, row, 1)):
+        row += 16
+    own = q.new_empty(B * L * row).as_strided(q.shape, (D, L * row, row, 1))
+    place(q, own)
+    return own
+
+
+_plans: dict[tuple[object, ...], tuple[object, ...]] = {}
+"""What cuDNN's plan for queries, keys and values that lie in this way was first made with."""
 
 
 def like_output(grad: Tensor, out: Tensor) -> Tensor:
-    """The gradient with the strides of the output: see `_own`."""
+    """The gradient with the strides of the output: see `_told_apart`."""
     return grad if grad.stride() == out.stride() else torch.empty_like(out).copy_(grad)
 
 
@@ -248,7 +266,7 @@ class _Tokens(torch.autograd.Function):
         sums = sum_rows(k) if factor else None
         shift = None if sums is None else Shift(sums, factor, beta)
         out = output(q, v.shape[-1])
-        shifted = None if shift is None else _own(q, out)
+        shifted = None if shift is None else output(q, D)
         keys, values, _ = pool(k, v, layout, False, apart)
         call = Call(layout, shift, tokens=(k, v) if apart else (None, None))
         _, lse = forward(q, keys, values, v.shape[-1], call, shifted, out)
@@ -300,23 +318,12 @@ def _tokens_by_cudnn(
     if part.window > 1:
         B, D, DV = q.shape[0], k.shape[-1], v.shape[-1]
         k, v = _heads_of(keys, part, B, D, False), _heads_of(values, part, B, DV, True)
-    if not factor:
-        q = _placed(q, out)
-    dqueries, dkeys, dvalues = by_cudnn(grad, q, k, v, out, lse)
-    place(dqueries, dq)
+    found = by_cudnn(grad, q, k, v, out, lse)
     if factor:
-        sums = sum_rows(dqueries)
+        sums = sum_rows(found[0])
         shift = Shift(sums, factor, beta)
-    place(dkeys, dk, window=part.window, shift=shift)
-    place(dvalues, dv, window=part.window)
+    place_three(found, (dq, dk, dv), window=part.window, shift=shift)
     return sums
-
-
-def _placed(q: Tensor, out: Tensor, shift: Tensor | None = None) -> Tensor:
-    """Queries in a place of their own, less a shift [B, H, D]."""
-    own = _own(q, out)
-    place(q, own, shift=Shift.of(shift))
-    return own
 
 
 def _tokens_by_ours(
@@ -363,11 +370,13 @@ class _Points(torch.autograd.Function):
             with fork.part(number):
                 if part.cudnn:
                     keys, values = (_heads_of(packed, part, B, D, side) for side in (False, True))
-                    own = _placed(q[:, heads], out, mine)
+                    own = q[:, heads]
+                    if mine is not None:
+                        own = output(own, D)
+                        place(q[:, heads], own, shift=Shift.of(mine))
                     each = by_cudnn(grad[:, heads], own, keys, values, out[:, heads], lse[:, heads])
-                    to = dq[:, heads], *(_heads_of(found, part, B, D, side) for side in (False, True))
-                    for x, there in zip(each, to, strict=True):
-                        place(x, there)
+                    dkeys, dvalues = (_heads_of(found, part, B, D, side) for side in (False, True))
+                    place_three(each, (dq[:, heads], dkeys, dvalues), window=1)
                 else:
                     call = Call(part.layout, Shift.of(mine), dropout_p=dropout_p, seed=seed)
                     backward(

@@ -91,6 +91,26 @@ def place(x: Tensor, to: Tensor, *, window: int = 1, shift: Shift | None = None)
     )  # fmt: skip
 
 
+def place_three(
+    found: tuple[Tensor, Tensor, Tensor], to: tuple[Tensor, Tensor, Tensor], *, window: int, shift: Shift | None = None
+) -> None:  # fmt: skip
+    """`place` dq, and over windows dk, less a shift, and dv, in one launch."""
+    dq, dk, dv = found = in_rows(found[0]), in_rows(found[1]), in_rows(found[2])
+    B, H, N, D = to[1].shape
+    L, DV = dq.shape[2], dv.shape[3]
+    sums, factor, beta, _, blocks = Shift.parts(shift)
+    numbers = *three(dq), *three(dk), *three(dv), *three(to[0]), *three(to[1]), *three(to[2])
+    launching.launch(
+        ("place_three", window, factor, dq.device, *kind(*found, sums, beta, *to)),
+        (*found, sums, beta, *to),
+        lambda: (
+            ragged_work.kernels().place_three, (-(-L // 128) + 2 * -(-N // 128), H, B),
+            (*numbers, H, L, N, window, blocks, factor, D, DV, block_of(D), block_of(DV), 128, power_of_2(blocks)),
+            options(4, 1),
+        ),
+    )  # fmt: skip
+
+
 def blocks_of(rows: int) -> tuple[int, int]:
     """Rows of a block that `sum_rows` adds up, and how many blocks there are."""
     span = _SPAN * -(-rows // (_SPAN * BLOCKS))

@@ -247,6 +247,28 @@ def unpool(
 
 
 @triton.jit
+def spread(
+    block, batch, head, from_ptr, to_ptr, sums_ptr, beta_ptr, table_ptr, from_batch, from_head, from_row, to_batch,
+    to_head, to_row, H, rows, window, size, blocks, factor,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """A block of the rows of `place`."""
+    at = block * BN + tl.arange(0, BN)
+    d = tl.arange(0, BLOCK_D)
+    here = (at[:, None] < rows) & (d[None, :] < D)
+    from_ptr += batch * from_batch + head * from_head
+    x = tl.load(from_ptr + (at // window)[:, None] * from_row + d[None, :], mask=here, other=0.0).to(tl.float32)
+    x *= 1.0 / window
+    if sums_ptr is not None:
+        off = taken_off(sums_ptr, beta_ptr, batch * H + head, head, blocks, factor, D, BLOCK_D, BP)[None, :]
+        if table_ptr is not None:
+            off *= row_share(at, rows, size)[:, None]
+        x -= off
+    to_at = to_ptr + batch * to_batch + head * to_head + at[:, None] * to_row + d[None, :]
+    tl.store(to_at, x.to(to_ptr.dtype.element_ty), mask=here)
+
+
+@triton.jit
 def place(
     from_ptr, sums_ptr, beta_ptr, to_ptr, table_ptr, from_batch, from_head, from_row, to_batch, to_head, to_row, H,
     rows, window, blocks, factor,
@@ -261,19 +283,42 @@ def place(
         size = tl.load(table_ptr + head * 9 + 2).to(tl.int32)
         head = tl.load(table_ptr + head * 9).to(tl.int32)
     begin(PDL)
-    at = tl.program_id(0) * BN + tl.arange(0, BN)
-    d = tl.arange(0, BLOCK_D)
-    here = (at[:, None] < rows) & (d[None, :] < D)
-    from_ptr += batch * from_batch + head * from_head
-    x = tl.load(from_ptr + (at // window)[:, None] * from_row + d[None, :], mask=here, other=0.0).to(tl.float32)
-    x *= 1.0 / window
-    if sums_ptr is not None:
-        off = taken_off(sums_ptr, beta_ptr, batch * H + head, head, blocks, factor, D, BLOCK_D, BP)[None, :]
-        if table_ptr is not None:
-            off *= row_share(at, rows, size)[:, None]
-        x -= off
-    to_at = to_ptr + batch * to_batch + head * to_head + at[:, None] * to_row + d[None, :]
-    tl.store(to_at, x.to(to_ptr.dtype.element_ty), mask=here)
+    spread(
+        tl.program_id(0), batch, head, from_ptr, to_ptr, sums_ptr, beta_ptr, table_ptr, from_batch, from_head, from_row,
+        to_batch, to_head, to_row, H, rows, window, size, blocks, factor, D, BLOCK_D, BN, BP,
+    )  # fmt: skip
+
+
+@triton.jit
+def place_three(
+    dq_ptr, dk_ptr, dv_ptr, sums_ptr, beta_ptr, to_q_ptr, to_k_ptr, to_v_ptr, dq_batch, dq_head, dq_row, dk_batch,
+    dk_head, dk_row, dv_batch, dv_head, dv_row, to_q_batch, to_q_head, to_q_row, to_k_batch, to_k_head, to_k_row,
+    to_v_batch, to_v_head, to_v_row, H, queries, tokens, window, blocks, factor,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
+    BP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`place` of dq as it is, and of dk and dv over windows, dk less what `sums` take off: blocks of each in turn."""
+    batch = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(1)
+    begin(PDL)
+    block = tl.program_id(0)
+    of_queries = tl.cdiv(queries, BN)
+    of_tokens = tl.cdiv(tokens, BN)
+    if block < of_queries:
+        spread(
+            block, batch, head, dq_ptr, to_q_ptr, None, None, None, dq_batch, dq_head, dq_row, to_q_batch, to_q_head,
+            to_q_row, H, queries, 1, 1, 1, 0.0, D, BLOCK_D, BN, BP,
+        )  # fmt: skip
+    elif block < of_queries + of_tokens:
+        spread(
+            block - of_queries, batch, head, dk_ptr, to_k_ptr, sums_ptr, beta_ptr, None, dk_batch, dk_head, dk_row,
+            to_k_batch, to_k_head, to_k_row, H, tokens, window, 1, blocks, factor, D, BLOCK_D, BN, BP,
+        )  # fmt: skip
+    else:
+        spread(
+            block - of_queries - of_tokens, batch, head, dv_ptr, to_v_ptr, None, None, None, dv_batch, dv_head, dv_row,
+            to_v_batch, to_v_head, to_v_row, H, tokens, window, 1, 1, 0.0, DV, BLOCK_DV, BN, BP,
+        )  # fmt: skip
 
 
 @triton.jit
