@@ -446,7 +446,7 @@ def layers(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
             out = layer(x, x, x, need_weights=False)[0]
             leaves = [leaf for leaf in (x, *layer.parameters()) if leaf.requires_grad]
             found = torch.autograd.grad(out, leaves, torch.ones_like(out)) if out.requires_grad else ()
-        return outs[0] is not None, [out, *found]
+        return len(outs) == 1 and outs[0] is not None, [out, *found]
 
     return step
 
@@ -487,8 +487,61 @@ def test_re_centred_layers_have_the_bits_of_the_python_path(
     used, mine = layers(layer, x, True)
     assert used
     monkeypatch.setattr(compiled, "attend", in_python)
-    _, other = layers(layer, x, False)
+    _, other = layers(layer, x, True)
     assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def cudnn() -> Iterator[list[str]]:
+    """A stand-in for cuDNN's attention that C++ finds, too; the names of what was called."""
+    called: list[str] = []
+    library = torch.library.Library("aten", "IMPL")
+
+    def forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+        called.append("forward")
+        scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+        lse, none = scores.logsumexp(-1, keepdim=True), torch.empty(0)
+        out = torch.empty_like(q).copy_((scores - lse).exp() @ v.float())
+        return out, lse, none, none, q.shape[2], k.shape[2], none, none, none
+
+    def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+        called.append("backward")
+        assert grad.stride() == out.stride()
+        made = [torch.empty_like(x) for x in (q, k, v)]
+        grad, q, k, v, out = (x.float() for x in (grad, q, k, v, out))
+        scale = q.shape[-1] ** -0.5
+        p = (q @ k.mT * scale - lse).exp()
+        ds = p * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * scale
+        found = ds @ k, ds.mT @ q, p.mT @ grad
+        return tuple(x.copy_(y) for x, y in zip(made, found, strict=True))
+
+    library.impl("_scaled_dot_product_cudnn_attention", forward, "CPU")
+    library.impl("_scaled_dot_product_cudnn_attention_backward", backward, "CPU")
+    yield called
+    library._destroy()
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("length", [9, 130, 1100])  # gradients are added up in one launch or in two
+@pytest.mark.parametrize("name", ["bn", "bn, learned"])
+def test_re_centred_layers_with_cudnns_attention(
+    name: str, length: int, layers: Any, cudnn: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = draw_layer(name, length)
+    _, other = layers(layer, x, False)
+    monkeypatch.setattr(compiled, "FLOPS", 0.0)
+    monkeypatch.setattr(parallel, "usable", lambda *_: True)
+    cudnn.clear()
+    _, mine = layers(layer, x, True)
+    assert cudnn == ["forward", "backward"]
+    for a, b in zip(mine, other, strict=True):
+        size = float(b.detach().abs().max())
+        torch.testing.assert_close(a, b, rtol=8 * torch.finfo(a.dtype).eps, atol=8 * torch.finfo(a.dtype).eps * size)
+    with torch.no_grad():
+        _, (inferred,) = layers(layer, x, True)
+    assert torch.equal(inferred, mine[0])
+    x.requires_grad_(False)
+    assert all(torch.equal(a, b) for a, b in zip(layers(layer, x, True)[1][1:], mine[2:], strict=True))
 
 
 @in_the_interpreter

@@ -1,5 +1,6 @@
 """The compiled part on a CUDA device: the bits of the Python path, on any stream, captured, and its errors."""
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from primaldual import MultiheadAttention, Primal, attention, mechanism
 from primaldual.bench.timing import capture
 from primaldual.nn import compiled, pooled, unpooled
 from primaldual.ops.gpu import native, ragged_ops
+from support.battery import relative_error
 from support.ragged import adding_up, sweeping
 
 pytestmark = [
@@ -346,6 +348,30 @@ def test_re_centred_layers_have_the_bits_of_the_python_path(
             other = layer_step(layer, x)
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
     assert nodes == [True] * 5
+
+
+@pytest.mark.parametrize("name", ["bn", "bn, learned"])
+def test_re_centred_layers_with_cudnns_attention(name: str, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other bits than the Python path's, which adds up in another order, and the same error against float64."""
+    monkeypatch.setattr(compiled, "FLOPS", 0.0)
+    layer = make_layer(name)
+    exact = copy.deepcopy(layer).double()
+    exact.impl = "reference"
+    for length in (17, 128, 1000, 1024, 2048):
+        x = torch.randn(2, length, 64 * HEADS, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        truth = layer_step(exact, x.detach().double().requires_grad_())
+        errors = []
+        for it in (True, False):
+            use(it)
+            found = layer_step(layer, x)
+            errors.append([relative_error(a, b) for a, b in zip(found, truth, strict=True)])
+        for mine, other in zip(*errors, strict=True):
+            assert mine < 1.5 * other + 4 * torch.finfo(torch.bfloat16).eps
+        use(True)
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
+            off = layer(x, x, x, need_weights=False)[0]
+        assert relative_error(off, truth[0]) < 4 * torch.finfo(torch.bfloat16).eps + 1.5 * errors[1][0]
 
 
 @pytest.mark.parametrize("way", ["tokens", "ragged"])

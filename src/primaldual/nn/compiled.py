@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from ..ops.gpu import native, ragged_launch, ragged_ops, recipe
+from ..ops.gpu import native, parallel, ragged_launch, ragged_ops, recipe
+from ..ops.gpu.launching import fused, fused_back
 from ..ops.gpu.parallel import Queries
 from ..ops.gpu.passes import Shift
 from ..ops.gpu.ragged_launch import Call
 from ..ops.ragged import MAX_HEAD_DIM
-from . import grouped, unpooled
+from . import grouped, recentred, unpooled
 from .grouped import Groups
 from .launching import captured, launches, seed_of
 from .recentred import as_linear, beta_of
@@ -51,15 +53,24 @@ def attend_recentred(layer: MultiheadAttention, x: Tensor, dropout_p: float) -> 
     """The same of a layer's heads that are re-centred and not scaled; None where torch's attention is to be taken."""
     assert layer.in_proj_weight is not None
     (B, N, E), H, D = x.shape, layer.num_heads, layer.head_dim
-    if layer.impl not in ("auto", "ragged") or 4 * B * N * N * E > FLOPS or D % 8 or D > MAX_HEAD_DIM:
+    if D % 8 or D > MAX_HEAD_DIM or captured(x) or (library := native.library()) is None:
         return None
     x, weight, bias = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
     if x.dtype.itemsize != 2 or not launches(x) or ragged_ops.traced():
         return None
-    groups = Groups(((1, tuple(range(H))),), B, N, H, D)
     number, beta = beta_of(layer)
-    seed = seed_of(x, dropout_p)
-    return attend(x, weight, bias, groups, True, number, beta, dropout_p, seed, pool_first=False)
+    if 4 * B * N * N * E <= FLOPS and layer.impl in ("auto", "ragged"):
+        groups = Groups(((1, tuple(range(H))),), B, N, H, D)
+        seed = seed_of(x, dropout_p)
+        return attend(x, weight, bias, groups, True, number, beta, dropout_p, seed, pool_first=False)
+    if dropout_p or layer.impl not in ("auto", "sdpa") or not _cudnn_takes(N):
+        return None
+    inputs = x, weight, bias, beta, None
+    return recipe.attend(library, (3, H), (number,), inputs, lambda: _by_cudnn(x, H, number))
+
+
+def _cudnn_takes(tokens: int) -> bool:
+    return torch.backends.cuda.cudnn_sdp_enabled() and not parallel.half_empty(tokens)
 
 
 def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) -> recipe.Way:
@@ -83,6 +94,31 @@ def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) 
         )
         dtype = None if bias is None else bias.dtype
         return *unpooled.backward(found, x, weight, beta, mean, groups, recentred, number, dtype, wanted), None
+
+    return recipe.Way(forward, backward)
+
+
+def _by_cudnn(like: Tensor, heads: int, number: float) -> recipe.Way:
+    """The steps of `recentred`, with cuDNN's attention between."""
+    B, N, E = like.shape
+    q, k, v = like.new_empty(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4)
+    if not parallel.usable(q, k, v):
+        raise recipe.RefusedError("cuDNN's attention does not take these heads")
+
+    def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
+        x, weight, bias, beta, _ = inputs
+        q, k, v, mean = recentred.forward(x, weight, bias, beta, None, number, heads)
+        out, lse = fused(q, k, v)
+        return out, (q, k, v, out, lse, mean)
+
+    def backward(
+        grad: Tensor, inputs: Any, wanted: recipe.Wanted, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        mean: Tensor,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        x, weight, bias, beta, _ = inputs
+        found = fused_back(grad, q, k, v, out, lse)
+        dtype = None if bias is None else bias.dtype
+        return *recentred.backward(found, x, weight, beta, None, mean, number, dtype, wanted), None
 
     return recipe.Way(forward, backward)
 

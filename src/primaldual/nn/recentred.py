@@ -9,6 +9,7 @@ the two matrix products of a plain projection give everything.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,40 +103,61 @@ class _Recentred(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, share: Tensor | None,
         number: float, heads: int,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        B, N, E = x.shape
         x = x.contiguous()
-        packed = x.new_empty(B, N, 3 * E)
-        fork = forked(x, 2)
-        with fork.part(0):
-            mean, shift = _mean(x, weight, bias, share, beta, number, heads)
-        affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
-        fork.join()
-        q, k, v = packed.view(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4).unbind(0)
-        recentre(q, shift)
+        *found, mean = forward(x, weight, bias, beta, share, number, heads)
         ctx.save_for_backward(x, weight, beta, share, None if beta is None else mean)
         ctx.settings = number, None if bias is None else bias.dtype
-        return q, k, v
+        return tuple(found)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, beta, share, mean = ctx.saved_tensors
         number, bias_dtype = ctx.settings
-        dqkv, sums = _assemble(dq, dk, dv, share, beta, number)
-        dweight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
-        dbias = torch.empty(weight.shape[0], dtype=bias_dtype, device=x.device) if ctx.needs_input_grad[2] else None
-        dbeta = None
-        fork = forked(x, 2)
-        with fork.part(0):
-            if dweight is not None:
-                torch.mm(dqkv.T, x.flatten(0, 1), out=dweight)
-            if dbias is not None:
-                total(sums.flatten(2), dbias)
-        dx = (dqkv @ weight).view_as(x) if ctx.needs_input_grad[0] else None
-        fork.join()
-        if beta is not None and ctx.needs_input_grad[3]:
-            dbeta = beta_gradient(sums[:, :, 0].flatten(2), mean, beta.dtype)
-        return dx, dweight, dbias, dbeta, None, None, None
+        found = backward(gradients, x, weight, beta, share, mean, number, bias_dtype, ctx.needs_input_grad)
+        return *found, None, None, None
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, share: Tensor | None, number: float, heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values, and μ."""
+    B, N, E = x.shape
+    packed = x.new_empty(B, N, 3 * E)
+    fork = forked(x, 2)
+    with fork.part(0):
+        mean, shift = _mean(x, weight, bias, share, beta, number, heads)
+    affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
+    fork.join()
+    q, k, v = packed.view(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4).unbind(0)
+    recentre(q, shift)
+    return q, k, v, mean
+
+
+def backward(
+    gradients: Sequence[Tensor], x: Tensor, weight: Tensor, beta: Tensor | None, share: Tensor | None,
+    mean: Tensor | None, number: float, bias_dtype: torch.dtype | None, wanted: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of x, weight, bias and β, where they are wanted, from those of q, k and v."""
+    want_x, want_weight, want_bias, want_beta = wanted[:4]
+    dq, dk, dv = gradients
+    dqkv, sums = _assemble(dq, dk, dv, share, beta, number)
+    dx = torch.empty_like(x) if want_x else None
+    dweight = torch.empty_like(weight) if want_weight else None
+    dbias = torch.empty(weight.shape[0], dtype=bias_dtype, device=x.device) if want_bias else None
+    dbeta = None
+    fork = forked(x, 2)
+    with fork.part(0):
+        if dweight is not None:
+            product(dqkv.T, x.flatten(0, 1), dweight)
+        if dbias is not None:
+            total(sums.flatten(2), dbias)
+    if dx is not None:
+        product(dqkv, weight, dx.flatten(0, 1))
+    fork.join()
+    if beta is not None and mean is not None and want_beta:
+        dbeta = beta_gradient(sums[:, :, 0].flatten(2), mean, beta.dtype)
+    return dx, dweight, dbias, dbeta
 
 
 def _chunks(tokens: int) -> tuple[int, int, tuple[int, ...]]:

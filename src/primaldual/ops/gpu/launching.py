@@ -67,7 +67,48 @@ class Gather(NamedTuple):
         return self[:3]
 
 
-Noted = Launch | Product | Gather
+class Fused(NamedTuple):
+    """cuDNN's attention, noted down: outputs and log-sum-exps."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:5]
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """Tensors that torch makes."""
+        return self.out, self.lse
+
+
+class FusedBack(NamedTuple):
+    """Its way back."""
+
+    grad: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self[:9]
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        return self.dq, self.dk, self.dv
+
+
+Noted = Launch | Product | Gather | Fused | FusedBack
 
 _ready: dict[tuple[object, ...], Ready] = {}
 _notes = threading.local()
@@ -104,6 +145,30 @@ def gather(x: Tensor, order: Tensor) -> Tensor:
     else:
         torch.index_select(x, 0, order, out=out)
     return out
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax attention by cuDNN: outputs, which lie as the queries do, and log-sum-exps [B, H, L, 1]."""
+    if (notes := getattr(_notes, "steps", None)) is None:
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, False, False)
+        return found[0], found[1]
+    out, lse = torch.empty_like(q), q.new_empty(*q.shape[:3], 1, dtype=torch.float32)
+    notes.append(Fused(q, k, v, out, lse))
+    return out, lse
+
+
+def fused_back(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries, keys and values. The output's must lie as the output does."""
+    if (notes := getattr(_notes, "steps", None)) is None:
+        seed = torch.empty(1, dtype=torch.int64, device=q.device)  # of no dropout
+        return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            grad, q, k, v, out, lse, seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, False
+        )
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    notes.append(FusedBack(grad, q, k, v, out, lse, dq, dk, dv))
+    return dq, dk, dv
 
 
 def launch(

@@ -17,6 +17,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
+#include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -77,8 +79,6 @@ struct Drop {
   size_t buffer;
 };
 
-using Step = std::variant<Launch, Product, Gather, Make, Drop>;
-
 struct Lie {  // how a tensor lies in memory
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype;
@@ -92,11 +92,19 @@ struct Lie {  // how a tensor lies in memory
   }
 };
 
+struct Fused {  // cuDNN's attention: of q, k and v; or, on the way back, of grad, q, k, v, out and lse
+  std::vector<View> views;
+  std::vector<std::pair<size_t, Lie>> results;
+};
+
+using Step = std::variant<Launch, Product, Gather, Make, Drop, Fused>;
+
 struct Recipe {
   std::vector<Step> forward, backward;
-  std::array<std::optional<Lie>, RESULTS> lies;  // of what the backward pass reads
+  std::vector<std::optional<Lie>> lies;  // of what the backward pass reads
   Lie out;
   int64_t buffers, kept, scratch, back_scratch;  // their number, and elements, of the output's type
+  std::vector<size_t> apart;                     // other buffers that the forward pass keeps
   std::array<std::optional<View>, INPUTS> gradients;
 };
 
@@ -184,11 +192,12 @@ class Pass {
   }
 
   // The tensor, or a copy that lies as the kernels were told.
-  void fit(size_t buffer, const Tensor& x) {
-    const auto& lie = recipe_.lies[buffer];
+  void fit(size_t buffer, const Tensor& x, const std::optional<Lie>& lie) {
     if (!lie || !x.defined() || lie->holds(x)) return put(buffer, x);
     put(buffer, at::empty_strided(lie->sizes, lie->strides, options_.dtype(lie->dtype)).copy_(x));
   }
+
+  void fit(size_t buffer, const Tensor& x) { fit(buffer, x, recipe_.lies[buffer]); }
 
   void make(size_t buffer, int64_t elements) {
     if (elements > 0) take(Make{buffer, elements, recipe_.out.dtype});
@@ -255,6 +264,21 @@ class Pass {
 
   void take(const Drop& drop) { put(drop.buffer, {}); }
 
+  void take(const Fused& fused) {
+    std::vector<Tensor> x, results;
+    for (const auto& v : fused.views) x.push_back(view(v));
+    if (x.size() == 3) {
+      const auto found = at::_scaled_dot_product_cudnn_attention(x[0], x[1], x[2], {}, true);
+      results = {std::get<0>(found), std::get<1>(found)};
+    } else {
+      const auto seed = at::empty({1}, options_.dtype(at::kLong));  // of no dropout
+      const auto [dq, dk, dv] = at::_scaled_dot_product_cudnn_attention_backward(
+          x[0], x[1], x[2], x[3], x[4], x[5], seed, seed, {}, {}, {}, x[1].size(2), x[2].size(2), 0.0, false);
+      results = {dq, dk, dv};
+    }
+    for (size_t i = 0; i < results.size(); ++i) fit(fused.results[i].first, results[i], fused.results[i].second);
+  }
+
   const Recipe& recipe_;
   c10::DeviceGuard guard_;
   at::TensorOptions options_;
@@ -263,18 +287,17 @@ class Pass {
   std::vector<uint64_t> at_;
 };
 
-struct Found {
-  Tensor out, kept;
-};
-
-Found forward(const Recipe& recipe, const Inputs& inputs) {
+// The output and what is kept, in this order: a block, and other buffers.
+variable_list forward(const Recipe& recipe, const Inputs& inputs) {
   at::AutoDispatchBelowADInplaceOrView below;
   Pass pass(recipe, *inputs[0]);
   for (size_t i = 0; i < INPUTS; ++i) pass.put(i, inputs[i].value_or(Tensor()));
   pass.make(KEPT, recipe.kept);
   pass.make(SCRATCH, recipe.scratch);
   pass.run(recipe.forward);
-  return {pass.at(OUT), pass.at(KEPT)};
+  variable_list found = {pass.at(OUT), pass.at(KEPT)};
+  for (const size_t buffer : recipe.apart) found.push_back(pass.at(buffer));
+  return found;
 }
 
 std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, const variable_list& saved) {
@@ -282,6 +305,7 @@ std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, co
   Pass pass(recipe, grad);
   for (size_t i = 0; i <= OUT; ++i) pass.fit(i, saved[i]);  // hooks on what was saved may have moved it
   pass.put(KEPT, saved[KEPT]);
+  for (size_t i = 0; i < recipe.apart.size(); ++i) pass.fit(recipe.apart[i], saved[KEPT + 1 + i]);
   pass.fit(GRAD, grad.resolve_neg());
   pass.make(SCRATCH, recipe.back_scratch);
   pass.run(recipe.backward);
@@ -312,14 +336,14 @@ struct Attention : torch::autograd::Function<Attention> {
     auto found = ::forward(*recipe, inputs);
     ctx->set_materialize_grads(false);
     ctx->saved_data["recipe"] = reinterpret_cast<int64_t>(recipe);
-    variable_list saved(KEPT + 1);
+    variable_list saved(OUT + 1);
     for (size_t i = 0; i < INPUTS; ++i) {
       if (recipe->lies[i]) saved[i] = inputs[i].value_or(Tensor());
     }
-    if (recipe->lies[OUT]) saved[OUT] = found.out;
-    saved[KEPT] = found.kept;
+    if (recipe->lies[OUT]) saved[OUT] = found[0];
+    saved.insert(saved.end(), found.begin() + 1, found.end());
     ctx->save_for_backward(std::move(saved));
-    return found.out;
+    return found[0];
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -386,7 +410,7 @@ py::object attend(const Key& kind, const std::vector<double>& numbers, const Inp
   {
     py::gil_scoped_release release;
     if (recipe->backward.empty()) {
-      out = forward(*recipe, inputs).out;
+      out = forward(*recipe, inputs)[0];
     } else {
       out = Attention::apply(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], recipe);
     }
@@ -401,7 +425,8 @@ using LaunchParts = std::tuple<uint64_t, std::array<unsigned, 3>, unsigned, unsi
 using ProductParts = std::tuple<ViewParts, ViewParts, ViewParts, std::optional<ViewParts>>;
 using GatherParts = std::tuple<ViewParts, ViewParts, Tensor>;
 using MakeParts = std::tuple<size_t, int64_t, at::ScalarType>;
-using StepParts = std::variant<LaunchParts, ProductParts, GatherParts, MakeParts, std::tuple<size_t>>;
+using FusedParts = std::pair<std::vector<ViewParts>, std::vector<std::pair<size_t, LieParts>>>;
+using StepParts = std::variant<LaunchParts, ProductParts, GatherParts, MakeParts, std::tuple<size_t>, FusedParts>;
 
 template <typename T, typename Parts>
 T from(const Parts& parts) {
@@ -426,8 +451,15 @@ std::vector<Step> steps_of(const std::vector<StepParts>& all) {
       steps.emplace_back(Gather{from<View>(out), from<View>(x), order});
     } else if (const auto* make = std::get_if<MakeParts>(&parts)) {
       steps.emplace_back(from<Make>(*make));
+    } else if (const auto* drop = std::get_if<std::tuple<size_t>>(&parts)) {
+      steps.emplace_back(from<Drop>(*drop));
     } else {
-      steps.emplace_back(from<Drop>(std::get<std::tuple<size_t>>(parts)));
+      Fused fused;
+      for (const auto& view : std::get<FusedParts>(parts).first) fused.views.push_back(from<View>(view));
+      for (const auto& [buffer, lie] : std::get<FusedParts>(parts).second) {
+        fused.results.emplace_back(buffer, from<Lie>(lie));
+      }
+      steps.emplace_back(std::move(fused));
     }
   }
   return steps;
@@ -437,14 +469,17 @@ std::vector<Step> steps_of(const std::vector<StepParts>& all) {
 void learn(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs,
            const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
            const std::unordered_map<size_t, LieParts>& lies, const std::optional<LieParts>& out,
-           const std::array<int64_t, 4>& sizes, const std::array<std::optional<ViewParts>, INPUTS>& gradients) {
+           const std::array<int64_t, 4>& sizes, const std::vector<size_t>& apart,
+           const std::array<std::optional<ViewParts>, INPUTS>& gradients) {
   auto& place = recipes[key_of(kind, numbers, inputs)];
   if (forward.empty() || place != nullptr) return;
   auto recipe = std::make_unique<Recipe>();
   recipe->forward = steps_of(forward);
   recipe->backward = steps_of(backward);
+  recipe->lies.resize(sizes[0]);
   for (const auto& [buffer, parts] : lies) recipe->lies.at(buffer) = from<Lie>(parts);
   recipe->out = from<Lie>(out.value());
+  recipe->apart = apart;
   recipe->buffers = sizes[0], recipe->kept = sizes[1], recipe->scratch = sizes[2], recipe->back_scratch = sizes[3];
   for (size_t i = 0; i < INPUTS; ++i) recipe->gradients[i] = view_of(gradients[i]);
   place = std::move(recipe);

@@ -18,7 +18,7 @@ from ...dual import GroupHeadsByScale
 from ...dual.rewrites import pooling_of
 from ...primal import Recenter
 from ..problem import Problem
-from .launching import in_rows, without_triton
+from .launching import fused_back, in_rows, without_triton
 from .passes import Shift, place, place_three, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
 from .ragged_ops import traced
@@ -203,10 +203,7 @@ def by_cudnn(
     grad, q, k, v, out, lse = (x.transpose(0, 1) for x in (grad, q, k, v, out, lse))
     lse = (lse if as_it_lies else lse.contiguous()).unsqueeze(3)
     q = _told_apart(grad, q, k, v, out, lse)
-    seed = torch.empty(1, dtype=torch.int64, device=q.device)  # of no dropout
-    dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, out, lse, seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, False
-    )
+    dq, dk, dv = fused_back(grad, q, k, v, out, lse)
     return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .launching import Gather, Launch, Noted, Product, Ready, noted
+from .launching import Fused, FusedBack, Gather, Launch, Noted, Product, Ready, noted
 
 OUT, KEPT, SCRATCH, GRAD, RESULTS, FIRST = 5, 6, 7, 8, 9, 14
 """Numbers of buffers after the five inputs: the output, what the forward pass keeps for the way back, what a pass needs
@@ -71,7 +71,7 @@ def attend(
         try:
             parts = _learn(way(), inputs)
         except RefusedError:
-            parts = [], [], {}, None, (0, 0, 0, 0), (None,) * 5
+            parts = [], [], {}, None, (0, 0, 0, 0), [], (None,) * 5
         library.learn(kind, numbers, inputs, *parts)
         out = library.attend(kind, numbers, inputs)
     return out if isinstance(out, Tensor) else None
@@ -174,7 +174,15 @@ class _Places:
         for number, x in enumerate(walk.gradients):
             if x is not None:
                 self.at.setdefault(_storage(x), (RESULTS + number, 0))
+        self.torchs: set[int] = set()  # buffers that torch fills
+        for step in (*walk.forward, *walk.backward):
+            for x in step.given if isinstance(step, Fused | FusedBack) else ():
+                if _storage(x) not in self.at:
+                    self.at[_storage(x)] = self.buffers, 0
+                    self.buffers += 1
+                self.torchs.add(self.at[_storage(x)][0])
         forward, backward = _spans(walk.forward), _spans(walk.backward)
+        self.saved = sorted({self.at[x][0] for x in forward.keys() & backward.keys() if x in self.at} & self.torchs)
         free = made - self.at.keys()
         self.kept = self._divide(KEPT, {x: span for x, span in forward.items() if x in free and x in backward})
         self.scratch = [
@@ -213,10 +221,11 @@ class _Places:
         found: list[tuple[Any, ...]] = []
         for number, step in enumerate(steps):
             for buffer, span in spans.items():
-                if span.first == number:
+                if span.first == number and buffer not in self.torchs:
                     found.append((buffer, span.size // span.dtype.itemsize, span.dtype))
             found.append(self._step(step))
-            found += [(x,) for x, span in spans.items() if span.last == number and x >= FIRST]
+            done = [buffer for buffer, span in spans.items() if span.last == number and buffer >= FIRST]
+            found += [(buffer,) for buffer in done if buffer not in self.saved]
         return found
 
     def _step(self, step: Noted) -> tuple[Any, ...]:
@@ -224,8 +233,10 @@ class _Places:
             return pack(step.ready, step.tensors, self.of)
         if isinstance(step, Product):
             return *(self.view(x) for x in step[:3]), None if step.add is None else self.view(step.add)
-        assert isinstance(step, Gather)
-        return self.view(step.out), self.view(step.x), step.order
+        if isinstance(step, Gather):
+            return self.view(step.out), self.view(step.x), step.order
+        given = [(self.at[_storage(x)][0], _lie(x)) for x in step.given]
+        return tuple(self.view(x) for x in step[: -len(given)]), given
 
 
 def _parts(walk: _Walk, made: set[int]) -> tuple[Any, ...]:
@@ -235,12 +246,16 @@ def _parts(walk: _Walk, made: set[int]) -> tuple[Any, ...]:
     forward = places.steps(walk.forward, {OUT, *own})
     backward = places.steps(walk.backward, {*range(RESULTS, FIRST), *own})
     read = _spans(walk.backward)
-    lies = {buffer: _lie(x) for buffer, x in walk.given if x is not None and _storage(x) in read}
+    of_torch = {places.at[_storage(x)][0]: x for step in walk.forward if isinstance(step, Fused) for x in step.given}
+    given = dict(walk.given) | {buffer: x for buffer, x in of_torch.items() if buffer in places.saved}
+    lies = {buffer: _lie(x) for buffer, x in given.items() if x is not None and _storage(x) in read}
     gradients = [None if x is None else places.view(x) for x in walk.gradients]
     for step in (*walk.forward, *walk.backward):
         if isinstance(step, Launch):
             _held.append((step.ready, [x for x in step.tensors if x is not None and places.of(x) is None]))
-    return forward, backward, lies, _lie(walk.out), (places.buffers, places.kept, *places.scratch), gradients
+    sizes = places.buffers, places.kept, *places.scratch
+    apart = [buffer for buffer in places.saved if buffer >= FIRST]
+    return forward, backward, lies, _lie(walk.out), sizes, apart, gradients
 
 
 def _lie(x: Tensor) -> tuple[Any, ...]:
