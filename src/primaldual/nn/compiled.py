@@ -25,10 +25,10 @@ from .recentred import as_linear, beta_of
 if TYPE_CHECKING:
     from .multihead import MultiheadAttention
 
-FLOPS = 2e11
-"""Work of an attention up to which our kernels are taken for heads that are not scaled. At 2048 tokens (batch 8, 8
-heads of dimension 64: 0.7e11) a step of the layer takes 1.23 ms with them and 1.84 with torch's, for which the host is
-too slow; at 4096 (2.7e11) 3.03 and 3.05, and beyond that cuDNN's are the faster ones."""
+FLOPS = 1e11
+"""Work of an attention from which on cuDNN's is the faster one for heads that are not scaled. A step of the layer, batch
+8, 8 heads of dimension 64, as it is timed and in a long loop, ms: at 2048 tokens (0.7e11) 1.06 and 0.94 with ours, 1.08
+and 1.19 with cuDNN's; at 4096 (2.7e11) 3.00 and 3.13, 2.79 and 2.84. Softmax 1.44 and 1.44, 2.87 and 2.74."""
 
 
 def attend(
