@@ -558,6 +558,14 @@ def test_layers_without_bias_with_dropout_and_some_frozen_parameters(way: str, l
 
 @in_the_interpreter
 @pytest.mark.parametrize("way", ["tokens", "ragged"])
+def test_layers_whose_batch_comes_second(way: str, layers: Any) -> None:
+    layer, x = draw_layer("bn+sh, learned, apart", 20)
+    layer.batch_first = False
+    same_bits(layers, layer, x, way)
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
 def test_a_layer_that_trains_on_equals_python(way: str, layers: Any) -> None:
     """Buffers are given back and taken again; parameters change in place."""
     ends = []

@@ -43,7 +43,7 @@ def attend(
         return None
     kind = (2 if pool_first else 1, recentred, groups.heads, *groups.scales)
     way = _grouped if pool_first else _unpooled
-    inputs = x, weight, bias, beta, seed
+    inputs = x.contiguous(), weight, bias, beta, seed
     return recipe.attend(
         library, kind, (number, dropout_p), inputs, lambda: way(groups, recentred, number, dropout_p)
     )  # fmt: skip
@@ -65,7 +65,7 @@ def attend_recentred(layer: MultiheadAttention, x: Tensor, dropout_p: float) -> 
         return attend(x, weight, bias, groups, True, number, beta, dropout_p, seed, pool_first=False)
     if dropout_p or layer.impl not in ("auto", "sdpa") or not _cudnn_takes(N):
         return None
-    inputs = x, weight, bias, beta, None
+    inputs = x.contiguous(), weight, bias, beta, None
     return recipe.attend(library, (3, H), (number,), inputs, lambda: _by_cudnn(x, H, number))
 
 
