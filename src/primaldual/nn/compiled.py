@@ -41,7 +41,7 @@ def attend(
         return None
     kind = (2 if pool_first else 1, recentred, groups.heads, *groups.scales)
     way = _grouped if pool_first else _unpooled
-    inputs = x, weight, bias, beta, seed
+    inputs = x.contiguous(), weight, bias, beta, seed
     return recipe.attend(
         library, kind, (number, dropout_p), inputs, lambda: way(groups, recentred, number, dropout_p)
     )  # fmt: skip
