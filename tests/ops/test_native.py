@@ -96,10 +96,26 @@ def test_a_damaged_build_is_not_used_and_that_is_said(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PRIMALDUAL_CACHE", str(tmp_path))
     native.place().parent.mkdir(parents=True)
     native.place().write_bytes(b"not a library")
+    for interpreted in (True, False):  # the interpreter's kernels cannot be launched: it is not even looked at
+        monkeypatch.setattr(native, "interpreted", lambda now=interpreted: now)
+        native.library.cache_clear()
+        assert native.library() is None
+        assert ("primaldual build --rebuild" in caplog.text) != interpreted
     native.library.cache_clear()
-    assert native.library() is None
-    assert "primaldual build --rebuild" in caplog.text
-    native.library.cache_clear()
+
+
+def test_either_setting_of_the_precision_is_read() -> None:
+    q: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"))
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    try:
+        for rounded in (True, False):
+            matmul.allow_tf32 = rounded
+            assert launching.precision(q) == ("tf32" if rounded else "ieee")
+        matmul.fp32_precision = "tf32"
+        assert launching.precision(q) == "tf32"
+    finally:
+        matmul.allow_tf32 = before
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +396,33 @@ def test_what_was_saved_may_be_moved(name: str, interpreter: Any) -> None:
 
 
 @in_the_interpreter
+def test_what_was_saved_of_expanded_keys_may_be_moved(interpreter: Any) -> None:
+    q, k, *others = draw("sh", length=5)
+    arguments = q, k.detach()[:, :1].expand(-1, 2, -1, -1), *others
+    expected = torch.autograd.grad(ragged_ops.attend_compiled(interpreter, *arguments).sum(), q)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x
+    ):
+        found = torch.autograd.grad(ragged_ops.attend_compiled(interpreter, *arguments).sum(), q)
+    assert torch.equal(found[0], expected[0])
+
+
+@in_the_interpreter
+def test_another_device_stays_in_python(interpreter: Any) -> None:
+    q, k, v, *others = draw("sh", length=22)
+    assert ragged_ops.attend_compiled(interpreter, q, k, v.to("meta"), *others) is None
+
+
+@in_the_interpreter
+def test_too_little_memory_to_learn_stays_in_python(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(ragged_ops, "tokens_gradients", full)
+    assert ragged_ops.attend_compiled(interpreter, *draw("sh", length=23)) is None
+
+
+@in_the_interpreter
 def test_what_is_refused_stays_in_python(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = draw("sh", length=20)
 
@@ -558,10 +601,28 @@ def test_layers_without_bias_with_dropout_and_some_frozen_parameters(way: str, l
 
 @in_the_interpreter
 @pytest.mark.parametrize("way", ["tokens", "ragged"])
-def test_layers_whose_batch_comes_second(way: str, layers: Any) -> None:
-    layer, x = draw_layer("bn+sh, learned, apart", 20)
+def test_inputs_of_layers_that_lie_otherwise(way: str, layers: Any) -> None:
+    layer, x = draw_layer("bn+sh", 20)
+    for lies in (x[:, ::2], x.detach()[:1].expand(3, -1, -1), x.detach().mT.contiguous().mT.requires_grad_()):
+        same_bits(layers, layer, lies.detach().requires_grad_(lies.requires_grad), way)
     layer.batch_first = False
     same_bits(layers, layer, x, way)
+    layer, x = draw_layer("bn", 20, bias=False)
+    layer.batch_first = False
+    assert layers(layer, x, True)[0]
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
+def test_parameters_that_lie_otherwise(way: str, layers: Any) -> None:
+    layer, x = draw_layer("bn+sh, learned, apart", 20)
+    layer.learned["beta"].data.fill_(0.7)
+    _, expected = layers(layer, x, True, way)
+    layer.in_proj_bias.data = torch.stack([layer.in_proj_bias.data, torch.ones(96).half()], 1)[:, 0]
+    layer.learned["beta"].data = torch.tensor([0.7, 9.0]).half()[:1].expand(2)
+    for it in (True, False):
+        _, found = layers(layer, x, it, way)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @in_the_interpreter

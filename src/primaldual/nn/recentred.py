@@ -75,7 +75,7 @@ def beta_of(layer: MultiheadAttention) -> tuple[float, Tensor | None]:
     """β as a number, or as what is learned [heads]."""
     map_ = recenter_of(layer)
     assert map_ is not None
-    return float(map_.beta), layer.learned["beta"] if map_.learnable else None
+    return float(map_.beta), layer.learned["beta"].contiguous() if map_.learnable else None
 
 
 def as_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -233,7 +233,7 @@ def shift_of(
     """
     B, G, blocks, E = sums.shape
     D = E // heads
-    weight, bias = weight[E : 2 * E].contiguous(), None if bias is None else bias[E : 2 * E]
+    weight, bias = weight[E : 2 * E].contiguous(), None if bias is None else bias[E : 2 * E].contiguous()
     mean, shift = sums.new_empty(B, heads, D), sums.new_empty(B, heads, D)
     piece = min(16, power_of_2(D))
     launch(

@@ -223,9 +223,10 @@ def kind(*tensors: Tensor | None) -> tuple[object, ...]:
 
 
 def precision(q: Tensor) -> str:
+    """Of products in float32. torch's older setting, `allow_tf32`, cannot be read where this one was set."""
     if q.dtype != torch.float32 or q.device.type != "cuda":
         return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def three(x: Tensor) -> tuple[int, ...]:

@@ -194,7 +194,12 @@ class Pass {
   // The tensor, or a copy that lies as the kernels were told.
   void fit(size_t buffer, const Tensor& x, const std::optional<Lie>& lie) {
     if (!lie || !x.defined() || lie->holds(x)) return put(buffer, x);
-    put(buffer, at::empty_strided(lie->sizes, lie->strides, options_.dtype(lie->dtype)).copy_(x));
+    auto sizes = lie->sizes;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (lie->strides[i] == 0) sizes[i] = 1;  // one for all, as in a tensor that is expanded
+    }
+    const auto own = at::empty_strided(sizes, lie->strides, options_.dtype(lie->dtype));
+    put(buffer, own.copy_(x.as_strided(sizes, x.strides())));
   }
 
   void fit(size_t buffer, const Tensor& x) { fit(buffer, x, recipe_.lies[buffer]); }
@@ -370,11 +375,12 @@ struct Hash {
 // Null: refused. Under the interpreter's lock, and never destroyed: nodes point to recipes, and these hold tensors.
 auto& recipes = *new std::unordered_map<Key, std::unique_ptr<Recipe>, Hash>;
 
-bool plain(const std::optional<Tensor>& x) {
+bool plain(const std::optional<Tensor>& x, const at::Device& device) {
   if (!x) return true;
   const auto last = x->dim() - 1;
-  return x->layout() == at::kStrided && x->numel() > 0 && (last < 0 || x->stride(last) == 1 || x->size(last) == 1) &&
-         !x->is_neg() && !x->key_set().has(c10::DispatchKey::Python) && !torch::autograd::isFwGradDefined(x);
+  return x->layout() == at::kStrided && x->device() == device && x->numel() > 0 &&
+         (last < 0 || x->stride(last) == 1 || x->size(last) == 1) && !x->is_neg() &&
+         !x->key_set().has(c10::DispatchKey::Python) && !torch::autograd::isFwGradDefined(x);
 }
 
 Key key_of(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs) {
@@ -390,8 +396,7 @@ Key key_of(const Key& kind, const std::vector<double>& numbers, const Inputs& in
     key.push_back(static_cast<int64_t>(x->scalar_type()) << 2 | (grad && x->requires_grad()) << 1 | aligned);
   }
   key.push_back(inputs[0]->device().index());
-  const bool rounded = inputs[0]->scalar_type() == at::kFloat && at::globalContext().allowTF32CuBLAS();
-  key.push_back(rounded | at::globalContext().deterministicAlgorithms() << 1);
+  key.push_back(at::globalContext().deterministicAlgorithms());
   for (const double number : numbers) {
     std::memcpy(&key.emplace_back(), &number, sizeof number);
   }
@@ -401,7 +406,8 @@ Key key_of(const Key& kind, const std::vector<double>& numbers, const Inputs& in
 
 // The output; None where this kind of call is not known, False where it is refused.
 py::object attend(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs) {
-  if (!inputs[0] || !std::all_of(inputs.begin(), inputs.end(), plain)) return py::bool_(false);
+  const auto is_plain = [&](const auto& x) { return plain(x, inputs[0]->device()); };
+  if (!inputs[0] || !std::all_of(inputs.begin(), inputs.end(), is_plain)) return py::bool_(false);
   const auto found = recipes.find(key_of(kind, numbers, inputs));
   if (found == recipes.end()) return py::none();
   const Recipe* recipe = found->second.get();

@@ -22,6 +22,7 @@ from types import ModuleType
 import torch
 
 from ..._cache import cache_directory
+from .launching import interpreted
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,11 @@ def place() -> Path:
 
 @functools.cache
 def library() -> ModuleType | None:
-    """The compiled part, where it was built and `PRIMALDUAL_NATIVE` is not 0; looked for once."""
-    if os.environ.get("PRIMALDUAL_NATIVE") == "0" or not sys.platform.startswith("linux"):
+    """The compiled part, where it was built and `PRIMALDUAL_NATIVE` is not 0; looked for once.
+
+    Not where Triton's interpreter runs the kernels: it compiles nothing that could be launched.
+    """
+    if os.environ.get("PRIMALDUAL_NATIVE") == "0" or interpreted() or not sys.platform.startswith("linux"):
         return None
     try:
         path = place()

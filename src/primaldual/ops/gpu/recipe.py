@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .launching import Fused, FusedBack, Gather, Launch, Noted, Product, Ready, noted
+from .launching import Fused, FusedBack, Gather, Launch, Noted, Product, Ready, noted, precision
 
 OUT, KEPT, SCRATCH, GRAD, RESULTS, FIRST = 5, 6, 7, 8, 9, 14
 """Numbers of buffers after the five inputs: the output, what the forward pass keeps for the way back, what a pass needs
@@ -64,13 +64,16 @@ def attend(
 
     Beside the inputs, `kind` and `numbers` tell calls apart: whatever the way depends on.
     """
+    x = inputs[0]
+    assert x is not None
+    kind = *kind, precision(x) == "tf32"
     out = library.attend(kind, numbers, inputs)
     if out is None:
-        if inputs[0] is not None and inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         try:
             parts = _learn(way(), inputs)
-        except RefusedError:
+        except (RefusedError, torch.OutOfMemoryError):  # all that both passes need is there at once
             parts = [], [], {}, None, (0, 0, 0, 0), [], (None,) * 5
         library.learn(kind, numbers, inputs, *parts)
         out = library.attend(kind, numbers, inputs)

@@ -65,4 +65,4 @@ class _Head(Function):
 
 
 def _precision(x: Tensor) -> str:
-    return "tf32" if x.is_cuda and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if x.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
