@@ -403,3 +403,18 @@ def test_a_layer_under_autocast(use: Use, nodes: list[bool]) -> None:
             results.append(layer_step(layer, x.requires_grad_()))
     assert nodes == [True, False]
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("name", ["bn", "sh", "bn+sh, learned, apart"])
+def test_layers_whose_batch_comes_second(name: str, nodes: list[bool]) -> None:
+    layer = make_layer(name)
+    x = torch.randn(3, 200, 64 * HEADS, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    first = layer_step(layer, x)
+    layer.batch_first = False
+    torch.manual_seed(1)
+    y = x.detach().transpose(0, 1).requires_grad_()
+    second = layer(y, y, y, need_weights=False)[0]
+    assert nodes == [True, True]
+    assert torch.equal(second.transpose(0, 1), first[0])
+    up = torch.linspace(-1, 1, x.numel(), device="cuda", dtype=x.dtype).view(x.shape).transpose(0, 1)
+    assert torch.equal(torch.autograd.grad(second, y, up)[0].transpose(0, 1), first[1])

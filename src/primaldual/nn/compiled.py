@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from .multihead import MultiheadAttention
 
 FLOPS = 1e11
-"""Work of an attention from which on cuDNN's is the faster one for heads that are not scaled. A step of the layer, batch
-8, 8 heads of dimension 64, as it is timed and in a long loop, ms: at 2048 tokens (0.7e11) 1.06 and 0.94 with ours, 1.08
-and 1.19 with cuDNN's; at 4096 (2.7e11) 3.00 and 3.13, 2.79 and 2.84. Softmax 1.44 and 1.44, 2.87 and 2.74."""
+"""Work of an attention from which on cuDNN's is the faster one for heads that are not scaled. A step of the layer,
+batch 8, 8 heads of dimension 64, as it is timed and in a long loop, ms: at 2048 tokens (0.7e11) 1.06 and 0.94 with
+ours, 1.08 and 1.19 with cuDNN's; at 4096 (2.7e11) 3.00 and 3.13, 2.79 and 2.84. Softmax 1.44, 1.44; 2.87, 2.74."""
 
 
 def attend(
