@@ -247,7 +247,10 @@ def backward_keys(
         ds = ds.to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if WHOLE:
-            dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
+            if BM < 64 and BLOCK_D >= 64:  # Hopper's products have 64 rows
+                dq = tl.trans(tl.dot(tl.trans(k), ds, input_precision=PRECISION)) * back
+            else:
+                dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
             store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
         lse = next_lse
     store_points(

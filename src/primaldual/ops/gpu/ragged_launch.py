@@ -177,6 +177,8 @@ def backward(
         registers, short = tile.registers, q.dtype.itemsize == 2
         if call.pattern and call.bias is None and parts == 3 and block_d == 64 and tile.key_rows == 32 and short:
             registers = 168  # as many as without a pattern, and no spills: three programs a multiprocessor
+        if parts & 4 and parts < 8 and block_d == 64 and tile.key_rows == 32 and short and not any(call.has[2:]):
+            registers = 168  # as many as where no head is whole
         how = options(tile.back_warps, tile.back_stages, registers)
         return ragged_work.kernels().backward, (tasks.shape[0], 1, 1), (work.table, tasks, *numbers), how
 

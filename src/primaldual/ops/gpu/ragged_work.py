@@ -58,7 +58,7 @@ def tiles(head_dim: int, dtype: torch.dtype, queries: int) -> Tiles:
     elif wide <= 32:
         found = Tiles(64, 64, 4, 3, 64, 128, 128, 32, 4, 3, 255)
     elif wide <= 64:
-        found = Tiles(64, 64, 4, 3, 64 if queries <= 768 else 32, 64, 64, 64, 4, 3)
+        found = Tiles(64, 64, 4, 3, 64 if queries <= 256 else 32, 64, 64, 64, 4, 3)
     else:
         found = Tiles(128, 64, 8, 2, 64, 64, 64, 64, 8, 1)
     most = block_of(queries)
