@@ -1,7 +1,8 @@
 """Layers in eager mode: from the inputs to the heads' outputs in one autograd node of the compiled part (`native`).
 
 At short lengths the time of a layer is the host's. The steps are those of `unpooled`, which also take heads that are
-re-centred and not scaled, and of `grouped`, with the launches of the attention between.
+re-centred and not scaled, and of `grouped`, with the launches of the attention between; and those of `recentred`, with
+cuDNN's attention between.
 """
 
 from __future__ import annotations

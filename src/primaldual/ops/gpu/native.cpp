@@ -1,7 +1,7 @@
-// Attention in eager mode: an autograd node that launches compiled Triton kernels, and calls cuBLAS, by itself.
+// Attention in eager mode: an autograd node that launches compiled Triton kernels, and calls cuBLAS and cuDNN.
 //
-// A *recipe* says what a kind of call needs: what to allocate, and the steps of both passes, in which tensors are places
-// in buffers. Recipes are made in Python (`recipe`), once per kind of call.
+// A *recipe* says what a kind of call needs: what to allocate, and the steps of both passes, in which tensors are
+// places in buffers. Recipes are made in Python (`recipe`), once per kind of call.
 
 #include <dlfcn.h>
 
@@ -39,7 +39,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Numbers of buffers: the inputs, which come first, the output, what the forward pass keeps for the way back, what a
-// pass needs for itself, the output's gradient, the inputs' gradients; and from then on what is large and has its own.
+// pass needs for itself, the output's gradient, the inputs' gradients; and from then on one tensor's memory each.
 constexpr size_t INPUTS = 5, OUT = 5, KEPT = 6, SCRATCH = 7, GRAD = 8, RESULTS = 9;
 using Inputs = std::array<std::optional<Tensor>, INPUTS>;
 
@@ -179,7 +179,11 @@ class Driver {
 class Pass {
  public:
   Pass(const Recipe& recipe, const Tensor& like)
-      : recipe_(recipe), guard_(like.device()), options_(like.options()), buffers_(recipe.buffers), at_(recipe.buffers) {
+      : recipe_(recipe),
+        guard_(like.device()),
+        options_(like.options()),
+        buffers_(recipe.buffers),
+        at_(recipe.buffers) {
     if (like.is_cuda()) {
       Driver::get().enter(like.device().index());
       stream_ = Driver::get().stream(like.device().index());

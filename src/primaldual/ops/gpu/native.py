@@ -1,4 +1,4 @@
-"""The compiled part: attention over tokens as an autograd node in C++, which launches the kernels by itself.
+"""The compiled part: attention, and layers up to its outputs, as an autograd node in C++ that replays Python's steps.
 
 In eager mode at short lengths the time is the host's, most of it Python's: an empty autograd function alone takes
 longer than the kernels. `primaldual build` compiles `native.cpp` once, and the library uses it from then on. Without it

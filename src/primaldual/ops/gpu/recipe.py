@@ -1,8 +1,9 @@
 """What the compiled part (`native`) must know to run a kind of call: its steps, and where what they work on lies.
 
-The Python path is walked, on tensors like the given ones, with launches and matrix products noted down instead of made.
-A kernel's parameters are then packed as Triton's own launcher packs them, read off Triton's description of the compiled
-kernel and checked against its PTX; whatever is not as expected is refused, and the call stays in Python.
+The Python path is walked, on tensors like the given ones, with launches, matrix products and cuDNN's attention noted
+down instead of made. A kernel's parameters are then packed as Triton's own launcher packs them, read off Triton's
+description of the compiled kernel and checked against its PTX; whatever is not as expected is refused, and the call
+stays in Python.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from .launching import Fused, FusedBack, Gather, Launch, Noted, Product, Ready, 
 
 OUT, KEPT, SCRATCH, GRAD, RESULTS, FIRST = 5, 6, 7, 8, 9, 14
 """Numbers of buffers after the five inputs: the output, what the forward pass keeps for the way back, what a pass needs
-for itself, the gradient of the output, those of the inputs; and the first of what is large and has its own."""
+for itself, the gradient of the output, those of the inputs; and the first of those that hold one tensor's memory."""
 
 LARGE = 2**22
-"""Bytes from which on memory is allocated when it is first needed, and freed after the last time. That costs the host
-what it has, with as much to compute; smaller memory is allocated at once."""
+"""Bytes from which on memory is allocated when it is first needed, and freed after the last time: there the host has
+the time for it. Smaller memory is allocated at once."""
 
 FORMATS = {
     "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
@@ -177,15 +178,15 @@ class _Places:
         for number, x in enumerate(walk.gradients):
             if x is not None:
                 self.at.setdefault(_storage(x), (RESULTS + number, 0))
-        self.torchs: set[int] = set()  # buffers that torch fills
+        self.by_torch: set[int] = set()  # buffers that torch fills
         for step in (*walk.forward, *walk.backward):
             for x in step.given if isinstance(step, Fused | FusedBack) else ():
                 if _storage(x) not in self.at:
                     self.at[_storage(x)] = self.buffers, 0
                     self.buffers += 1
-                self.torchs.add(self.at[_storage(x)][0])
+                self.by_torch.add(self.at[_storage(x)][0])
         forward, backward = _spans(walk.forward), _spans(walk.backward)
-        self.saved = sorted({self.at[x][0] for x in forward.keys() & backward.keys() if x in self.at} & self.torchs)
+        self.saved = sorted({self.at[x][0] for x in forward.keys() & backward.keys() if x in self.at} & self.by_torch)
         free = made - self.at.keys()
         self.kept = self._divide(KEPT, {x: span for x, span in forward.items() if x in free and x in backward})
         self.scratch = [
@@ -224,7 +225,7 @@ class _Places:
         found: list[tuple[Any, ...]] = []
         for number, step in enumerate(steps):
             for buffer, span in spans.items():
-                if span.first == number and buffer not in self.torchs:
+                if span.first == number and buffer not in self.by_torch:
                     found.append((buffer, span.size // span.dtype.itemsize, span.dtype))
             found.append(self._step(step))
             done = [buffer for buffer, span in spans.items() if span.last == number and buffer >= FIRST]
