@@ -50,10 +50,6 @@ class Product(NamedTuple):
     b: Tensor
     add: Tensor | None
 
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self[:4]
-
 
 class Gather(NamedTuple):
     """Rows in another order, noted down."""
@@ -61,10 +57,6 @@ class Gather(NamedTuple):
     out: Tensor
     x: Tensor
     order: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self[:3]
 
 
 class Fused(NamedTuple):
@@ -75,10 +67,6 @@ class Fused(NamedTuple):
     v: Tensor
     out: Tensor
     lse: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self[:5]
 
     @property
     def given(self) -> tuple[Tensor, ...]:
@@ -98,10 +86,6 @@ class FusedBack(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self[:9]
 
     @property
     def given(self) -> tuple[Tensor, ...]:

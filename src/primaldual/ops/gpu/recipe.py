@@ -158,7 +158,7 @@ class _Span(NamedTuple):
 def _spans(steps: Sequence[Noted]) -> dict[int, _Span]:
     found: dict[int, _Span] = {}
     for number, step in enumerate(steps):
-        for x in step.tensors:
+        for x in step.tensors if isinstance(step, Launch) else step:
             if x is not None:
                 new = _Span(number, number, x.untyped_storage().nbytes(), x.dtype)
                 found[_storage(x)] = found.get(_storage(x), new)._replace(last=number)
