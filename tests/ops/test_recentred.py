@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from primaldual.ops.gpu.passes import Shift, place, sum_rows
+from primaldual.ops.gpu.passes import Shift, dot_sums, place, sum_rows
 from support.interpreter import child_process, interpreted
 
 if find_spec("triton") is None:
@@ -51,3 +51,19 @@ def test_shares_in_the_mean_over_windows(rows: int) -> None:
     to = torch.empty_like(x)
     place(keys.detach(), to, shift=Shift(sum_rows(x), 1.0, None, table))
     torch.testing.assert_close(to, keys.detach() + shares)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("blocks", [(1, 1), (3, 16), (40, 1)])
+@pytest.mark.parametrize("batch", [1, 5, 150])
+def test_products_of_sums(batch: int, blocks: tuple[int, int], dtype: torch.dtype) -> None:
+    """More batches and blocks than a program takes at once; the first sums lie side by side, as a layer's do."""
+    a = torch.randn(batch, blocks[0], 3, 5).transpose(1, 2)
+    b = torch.randn(batch, 3, blocks[1], 5)
+    expected = -0.5 * torch.einsum("bhid,bhjd->h", a.double(), b.double())
+    sizes = 0.5 * torch.einsum("bhid,bhjd->h", a.double().abs(), b.double().abs())
+    found = dot_sums(a, b, -0.5, dtype)
+    assert found.dtype == dtype
+    budget = (sum(blocks) + batch) * torch.finfo(torch.float32).eps * sizes + torch.finfo(dtype).eps * expected.abs()
+    assert (found.double() - expected).abs().le(budget).all()
