@@ -644,11 +644,17 @@ def test_a_layer_that_trains_on_equals_python(way: str, layers: Any) -> None:
 
 @in_the_interpreter
 def test_what_is_neither_a_launch_nor_a_product_is_refused(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = draw_layer("sh", 24)
     real = unpooled.forward
-    monkeypatch.setattr(unpooled, "forward", lambda x, *others: real(x + 1, *others))
-    used, _ = layers(layer, x, True)
-    assert not used
+
+    def doubled(*given: Any) -> tuple[Any, ...]:  # queries that only a kernel reads
+        q, *others = real(*given)
+        return q + q, *others
+
+    for length, forward in ((24, lambda x, *others: real(x + x, *others)), (25, doubled)):
+        layer, x = draw_layer("sh", length)
+        monkeypatch.setattr(unpooled, "forward", forward)
+        used, _ = layers(layer, x, True)
+        assert not used
 
 
 class Hopper:
