@@ -17,9 +17,9 @@ def build(
     """Compile the part that is written in C++, which makes short sequences faster on a GPU.
 
     Attention and layers are then launched by C++ instead of Python, which takes the host far less time. Needs a C++
-    compiler, ninja and Triton, and about half a minute. What is built is kept in the user's cache directory, or in that of
-    `PRIMALDUAL_CACHE`, and used from then on; `PRIMALDUAL_NATIVE=0` leaves it out. It is for one version of torch, of
-    Python and of this library: build again when one of them changes.
+    compiler, ninja and Triton, and about half a minute. What is built is kept in the user's cache directory, or in
+    that of `PRIMALDUAL_CACHE`, and used from then on; `PRIMALDUAL_NATIVE=0` leaves it out. It is for one version of
+    torch, of Python and of this library: build again when one of them changes.
     """
     from ..ops.gpu import native
 
