@@ -27,7 +27,8 @@ from primaldual.cli import app
 from primaldual.dual import GroupHeadsByScale
 from primaldual.nn import compiled, grouped, pooled, recentred, unpooled
 from primaldual.nn import launching as nn_launching
-from primaldual.ops.gpu import launching, native, parallel, ragged_ops, ragged_work, recipe
+from primaldual.ops.gpu import cudnn as cudnn_attention
+from primaldual.ops.gpu import launching, native, packing, parallel, ragged_ops, ragged_work, recipe
 from support.ragged import adding_up, sweeping
 
 if find_spec("triton") is None:
@@ -170,7 +171,7 @@ def read(address: int, kind: str) -> bytes:
 
 
 def struct_size(kind: str) -> int:
-    return 8 if kind.startswith("*") else recipe.struct.calcsize(recipe.FORMATS[kind])
+    return 8 if kind.startswith("*") else packing.struct.calcsize(packing.FORMATS[kind])
 
 
 def draw(name: str, length: int = 37, dim: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
@@ -217,10 +218,10 @@ class Interpreted:
             if kind == "constexpr":
                 now.append(argument)
             elif kind == "*x":
-                (address,) = recipe.struct.unpack("<Q", read(next(given), kind))
+                (address,) = packing.struct.unpack("<Q", read(next(given), kind))
                 now.append(at(address, argument.dtype))
             else:
-                (value,) = recipe.struct.unpack(f"<{recipe.FORMATS[kind]}", read(next(given), kind))
+                (value,) = packing.struct.unpack(f"<{packing.FORMATS[kind]}", read(next(given), kind))
                 now.append(value)
         kernel[tuple(config.grid)](*now)
 
@@ -573,7 +574,7 @@ def test_re_centred_layers_with_cudnns_attention(
     layer, x = draw_layer(name, length)
     _, other = layers(layer, x, False)
     monkeypatch.setattr(compiled, "FLOPS", 0.0)
-    monkeypatch.setattr(parallel, "usable", lambda *_: True)
+    monkeypatch.setattr(cudnn_attention, "usable", lambda *_: True)
     cudnn.clear()
     _, mine = layers(layer, x, True)
     assert cudnn == ["forward", "backward"]

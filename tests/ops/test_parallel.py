@@ -10,7 +10,7 @@ import torch
 
 from primaldual import attention, mechanism
 from primaldual.ops.estimates import H200, describe, estimate
-from primaldual.ops.gpu import parallel, ragged_ops, ragged_work
+from primaldual.ops.gpu import cudnn, parallel, ragged_ops, ragged_work
 from primaldual.ops.gpu.parallel import divide
 from primaldual.ops.gpu.passes import Shift, place_three, sum_rows
 from primaldual.ops.problem import Problem
@@ -90,7 +90,7 @@ def test_as_many_launches_as_the_plan_counts(
     name: str, long: list, strided: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     stand_in(monkeypatch, long)
-    monkeypatch.setattr(parallel, "STRIDED", strided)
+    monkeypatch.setattr(cudnn, "STRIDED", strided)
     leaves = [torch.randn(2, 6, 144, 64, dtype=torch.float16, requires_grad=True) for _ in range(3)]
     p = Problem(PRIMALS[name], *leaves, None, None, None, None, False, 0.0, {}, False)
     with adding_up() as names:
@@ -136,7 +136,7 @@ def test_windows_that_are_not_whole_go_group_by_group(monkeypatch: pytest.Monkey
 def test_log_sum_exps_as_they_lie_and_copied(name: str, strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """21 of 4 bytes each are not always at a multiple of 16 bytes."""
     seen = stand_in(monkeypatch, [48, 24, 12])
-    monkeypatch.setattr(parallel, "STRIDED", strided)
+    monkeypatch.setattr(cudnn, "STRIDED", strided)
     check(PRIMALS[name], (21, 48, 16, 24), torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
     assert seen == [48, 24, 12]
 
@@ -194,20 +194,20 @@ def test_queries_that_cannot_be_read_16_bytes_at_a_time(how: str, monkeypatch: p
 @interpreted
 def test_queries_are_copied_where_another_plan_would_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch keeps cuDNN's plans by the shapes and strides of queries, keys and values alone."""
-    monkeypatch.setattr(parallel, "_plans", {})
+    monkeypatch.setattr(cudnn, "_plans", {})
     q = torch.randn(4, 2, 6, 8)
     lse = torch.empty(4, 2, 6, 1)
     outs = [torch.empty(4, 2, 6, 8), *(torch.empty(2, 6, heads, 8).permute(2, 0, 1, 3)[:4] for heads in (4, 8))]
     calls = [(out, q, q, out, lse) for out in outs]
     calls.append((outs[0], q, q, outs[0], torch.empty(2, 4, 6, 1).transpose(0, 1)))
     calls.append((torch.empty(4 * 2 * 6 * 8 + 1)[1:].view_as(q), q, q, outs[0], lse))  # not aligned
-    found = [parallel._told_apart(call[0], q, *call[1:]) for call in (*calls, *calls)]
+    found = [cudnn._told_apart(call[0], q, *call[1:]) for call in (*calls, *calls)]
     strides = [x.stride() for x in found]
     assert found[0] is q and found[5] is q
     assert strides[:5] == strides[5:] and len(set(strides)) == 5
     assert all(torch.equal(x, q) for x in found)
     another = torch.empty(4, 2, 7, 8)
-    assert parallel._told_apart(outs[1], q, another, another, outs[1], lse) is q
+    assert cudnn._told_apart(outs[1], q, another, another, outs[1], lse) is q
 
 
 @interpreted

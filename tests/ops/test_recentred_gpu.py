@@ -81,7 +81,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
 
 
 def test_what_is_left_to_others(calls: list) -> None:
-    q, k, v = tensors(192, False)  # half a block of keys: see `parallel.half_empty`
+    q, k, v = tensors(192, False)  # half a block of keys: see `cudnn.half_empty`
     attention(q, k, v, PRIMALS["bn"], impl="sdpa")
     q, k, v = tensors(128, False)
     hidden = torch.zeros(2, 128, dtype=torch.bool, device="cuda")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from primaldual.ops.gpu import parallel
+from primaldual.ops.gpu import cudnn, parallel
 
 
 def stand_in(patch: pytest.MonkeyPatch, points: Collection[int]) -> list[int]:
@@ -26,13 +26,13 @@ def stand_in(patch: pytest.MonkeyPatch, points: Collection[int]) -> list[int]:
         """Weights are those of the given log-sum-exp, so whatever is wrong with it shows in all gradients."""
         assert grad.stride() == out.stride() and grad.shape == out.shape
         assert lse.shape == (*q.shape[:3], 1) and lse.dtype == torch.float32
-        assert lse.is_contiguous() or parallel.STRIDED
+        assert lse.is_contiguous() or cudnn.STRIDED
         assert q.data_ptr() % 16 == 0 and min(q.stride()) > 0
         assert q.shape[3] % 8 or not any(stride % 8 for stride in q.stride()[:3])  # the GPU has no other dimensions
         plan, others = tuple((x.shape, x.stride()) for x in (q, k, v)), (grad.stride(), out.stride(), lse.stride())
         assert plans.setdefault(plan, others) == others
         assert (max_q, max_k, dropout_p, is_causal) == (q.shape[2], k.shape[2], 0.0, False)
-        assert not parallel.half_empty(max_k)
+        assert not cudnn.half_empty(max_k)
         seen.append(max_k)
         scale, gradients = q.shape[-1] ** -0.5, [torch.empty_like(x) for x in (q, k, v)]
         grad, q, k, v, out = (x.float() for x in (grad, q, k, v, out))
@@ -42,7 +42,7 @@ def stand_in(patch: pytest.MonkeyPatch, points: Collection[int]) -> list[int]:
         return tuple(there.copy_(x) for x, there in zip(found, gradients, strict=True))
 
     patch.setattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward", attend)
-    patch.setattr(parallel, "_plans", {})
+    patch.setattr(cudnn, "_plans", {})
     patch.setattr(parallel, "long", lambda queries, many, dim: many in points)
-    patch.setattr(parallel, "usable", lambda q, k, v: True)
+    patch.setattr(cudnn, "usable", lambda q, k, v: True)
     return seen

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops.gpu import native, parallel, ragged_launch, ragged_ops, recipe
-from ..ops.gpu.launching import fused, fused_back
+from ..ops.gpu import cudnn, native, ragged_launch, ragged_ops, recipe
 from ..ops.gpu.parallel import Queries
 from ..ops.gpu.passes import Shift
 from ..ops.gpu.ragged_launch import Call
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 FLOPS = 1e11
 """Work of an attention from which on cuDNN's is the faster one for heads that are not scaled. A step of the layer,
 batch 8, 8 heads of dimension 64, as it is timed and in a long loop, ms: at 2048 tokens (0.7e11) 1.06 and 0.94 with
-ours, 1.08 and 1.19 with cuDNN's; at 4096 (2.7e11) 3.00 and 3.13, 2.79 and 2.84. Softmax 1.44, 1.44; 2.87, 2.74."""
+ours, 1.08 and 1.19 with cuDNN's; at 4096 (2.7e11) 3.00 and 3.13, 2.79 and 2.84. Softmax 1.44, 1.44; 2.87, 2.74.
+By a script that is not kept."""
 
 
 def attend(
@@ -71,7 +71,7 @@ def attend_recentred(layer: MultiheadAttention, x: Tensor, dropout_p: float) -> 
 
 
 def _cudnn_takes(tokens: int) -> bool:
-    return torch.backends.cuda.cudnn_sdp_enabled() and not parallel.half_empty(tokens)
+    return torch.backends.cuda.cudnn_sdp_enabled() and not cudnn.half_empty(tokens)
 
 
 def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) -> recipe.Way:
@@ -103,13 +103,13 @@ def _by_cudnn(like: Tensor, heads: int, number: float) -> recipe.Way:
     """The steps of `recentred`, with cuDNN's attention between."""
     B, N, E = like.shape
     q, k, v = like.new_empty(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4)
-    if not parallel.usable(q, k, v):
+    if not cudnn.usable(q, k, v):
         raise recipe.RefusedError("cuDNN's attention does not take these heads")
 
     def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
         x, weight, bias, beta, _ = inputs
         q, k, v, mean = recentred.forward(x, weight, bias, beta, None, number, heads)
-        out, lse = fused(q, k, v)
+        out, lse = cudnn.fused(q, k, v)
         return out, (q, k, v, out, lse, mean)
 
     def backward(
@@ -117,7 +117,7 @@ def _by_cudnn(like: Tensor, heads: int, number: float) -> recipe.Way:
         mean: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x, weight, bias, beta, _ = inputs
-        found = fused_back(grad, q, k, v, out, lse)
+        found = cudnn.fused_back(grad, q, k, v, out, lse)
         dtype = None if bias is None else bias.dtype
         return *recentred.backward(found, x, weight, beta, None, mean, number, dtype, wanted), None
 

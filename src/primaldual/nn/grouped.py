@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.gpu.launching import gather, power_of_2, product
+from ..ops.gpu.launching import power_of_2
+from ..ops.gpu.noting import gather, product
 from .launching import forked, launch
 from .recentred import BLOCK, affine, beta_gradient, column_sums, shift_of
 

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from ..dual import GroupHeadsByScale, PoolBeforeProjection
 from ..ops import attention
-from ..ops.gpu import parallel, ragged_ops
+from ..ops.gpu import cudnn, parallel, ragged_ops
 from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
 from ..ops.ragged import MAX_HEAD_DIM
@@ -103,7 +103,7 @@ def how(impl: str, q: Tensor, groups: Groups, dropout_p: float = 0.0) -> str:
         parallel.long(groups.tokens, windows, groups.head_dim) for windows in groups.windows
     )
     trains = torch.is_grad_enabled() and not dropout_p
-    if impl == "auto" and long and trains and in_line and parallel.usable(q, q, q):
+    if impl == "auto" and long and trains and in_line and cudnn.usable(q, q, q):
         return "parallel"
     watched = torch._C._len_torch_dispatch_stack() > 0  # a FLOP counter sees operators, and no launches
     if impl not in ("auto", "ragged") or watched:

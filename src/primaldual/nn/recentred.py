@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..ops.gpu.launching import in_rows, power_of_2, product
+from ..ops.gpu.launching import in_rows, power_of_2
+from ..ops.gpu.noting import product
 from ..ops.gpu.passes import dot_sums
 from ..primal import AllKeys, Exponential, KernelSum, Recenter
 from .launching import forked, launch, launches

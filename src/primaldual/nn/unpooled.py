@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.gpu.launching import power_of_2, product
+from ..ops.gpu.launching import power_of_2
+from ..ops.gpu.noting import product
 from ..ops.gpu.thirds import side_by_side
 from .grouped import Groups, bias_gradients, shift_of_groups, votes
 from .launching import forked, launch

@@ -19,7 +19,7 @@ from ..dual.rewrites import pooling_of
 from ..primal import Recenter, Sparse
 from ..primal.features import FeatureMap
 from . import block_sparse, linear
-from .gpu import native, parallel
+from .gpu import cudnn, native, parallel
 from .problem import Problem
 
 TRAINING = 3.5
@@ -265,7 +265,7 @@ def _beside(work: Work) -> _Count:
         return ours._replace(launches=ours.launches + 1)  # the same, and of equals ours is to be taken
     busy = _attention(work, work.points, fit.row, fit.narrowest)
     groups = len(work.groups)
-    each = 4 + work.maps + (not parallel.STRIDED)
+    each = 4 + work.maps + (not cudnn.STRIDED)
     back = each * work.long + (ours.back + 1 if work.long < groups else 0)
     return ours._replace(fit="sdpa", back=back, parts=groups, busy=busy)
 
@@ -292,7 +292,7 @@ def _sdpa(work: Work) -> _Count:
     fit = work.device.fits[name]
     spent = keys
     if work.backward and work.device.host and work.dtype.itemsize == 2 and not masked:
-        odd = sum(heads * points for _, heads, points in work.groups if parallel.half_empty(points))
+        odd = sum(heads * points for _, heads, points in work.groups if cudnn.half_empty(points))
         spent += (WITHOUT_CUDNN - 1.0) * odd
     busy = _attention(work, spent, fit.row, fit.narrowest)
     return _Count(name, _attention(work, keys), moved, forward, back, groups if groups > 1 else 0, busy)

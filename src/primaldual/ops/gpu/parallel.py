@@ -18,10 +18,11 @@ from ...dual import GroupHeadsByScale
 from ...dual.rewrites import pooling_of
 from ...primal import Recenter
 from ..problem import Problem
-from .launching import fused_back, in_rows, without_triton
+from . import cudnn
+from .cudnn import by_cudnn, like_output
+from .launching import in_rows
 from .passes import Shift, place, place_three, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
-from .ragged_ops import traced
 from .ragged_work import Layout
 from .streams import Fork
 
@@ -35,27 +36,15 @@ POINTS = 2048
 NARROW = 32
 """Heads no wider than this stay with ours: cuDNN's kernels take as long for them as for wider ones."""
 
-STRIDED = torch.__version__.startswith("2.11.")
-"""Whether cuDNN is given log-sum-exps as they lie: seen to be right with this torch, and others get copies."""
-
 
 def long(queries: int, points: int, dim: int) -> bool:
     """Whether a head goes back through cuDNN's kernels."""
-    return queries >= QUERIES and points >= POINTS and dim > NARROW and not half_empty(points)
-
-
-def half_empty(keys: int) -> bool:
-    """Whether cuDNN gives NaN for the gradients of queries whose scores are all below −88.
-
-    It takes 128 keys at a time, and hides what is beyond the last one unless this many are exactly half a block: there
-    the weights of keys that do not exist, e^(0 − lse), overflow.
-    """
-    return keys % 128 == 64
+    return queries >= QUERIES and points >= POINTS and dim > NARROW and not cudnn.half_empty(points)
 
 
 def applies(p: Problem) -> bool:
     """Whether some of the heads are long, and cuDNN takes them."""
-    return long_groups(p) > 0 and usable(p.q, p.k, p.v)
+    return long_groups(p) > 0 and cudnn.usable(p.q, p.k, p.v)
 
 
 def long_groups(p: Problem) -> int:
@@ -77,18 +66,6 @@ def long_groups(p: Problem) -> int:
     if len(maps) > 1 or (maps and not isinstance(maps[0], Recenter)):
         return 0
     return sum(long(p.q.shape[2], tokens // scale, p.q.shape[3]) for scale, _ in groups)
-
-
-def usable(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether cuDNN's attention takes these tensors, and nothing looks at the operators."""
-    if not q.is_cuda or traced() or without_triton():
-        return False
-    if q.dtype not in (torch.bfloat16, torch.float16) or not q.numel() or not k.numel():
-        return False
-    if max(q.shape[-1], v.shape[-1]) > 128 or q.shape[-1] % 8 or v.shape[-1] % 8:
-        return False
-    parameters = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)
-    return torch.backends.cuda.can_use_cudnn_attention(parameters)
 
 
 def run(p: Problem) -> Tensor:
@@ -189,56 +166,6 @@ def _heads_of(flat: Tensor, part: Part, batch: int, dim: int, values: bool) -> T
     of_head = offsets[1] - offsets[0] if len(offsets) > 1 else dim
     size, strides = (batch, len(offsets), part.points, dim), (of_batch, of_head, of_row, 1)
     return flat.as_strided(size, strides, flat.storage_offset() + offsets[0])
-
-
-def by_cudnn(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the queries, keys and values of one group, from our outputs and log-sum-exps [B, H, L].
-
-    The queries are rounded after a shift as they were forward, or else large scores do not find their log-sum-exp.
-    Heads are given for the batch and the batch for heads: so no other attention of torch's has the same strides.
-    """
-    as_it_lies = STRIDED and lse.data_ptr() % 16 == 0
-    grad, q, k, v, out, lse = (x.transpose(0, 1) for x in (grad, q, k, v, out, lse))
-    lse = (lse if as_it_lies else lse.contiguous()).unsqueeze(3)
-    q = _told_apart(grad, q, k, v, out, lse)
-    dq, dk, dv = fused_back(grad, q, k, v, out, lse)
-    return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1)
-
-
-def _told_apart(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """The queries; or a copy, where cuDNN cannot read 16 bytes at a time or would run them by another call's plan.
-
-    torch keeps cuDNN's plan of a backward pass by the shapes and strides of q, k and v, although the plan holds the
-    strides of the others too, and may count on how all are aligned. A call that differs in these alone gets queries
-    with some room at the end of their rows, as much as tells it apart.
-    """
-    others = tuple((x.stride(), x.data_ptr() % 16 == 0) for x in (grad, k, v, out, lse))
-
-    def fits(strides: tuple[int, ...]) -> bool:
-        key = q.device, q.dtype, q.shape, strides, k.shape, k.stride(), v.shape, v.stride()
-        return _plans.setdefault(key, others) == others
-
-    readable = q.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in q.stride()[:3])
-    if readable and fits(q.stride()):
-        return q
-    H, B, L, D = q.shape
-    row = H * D + 16
-    while not fits((D, L * row, row, 1)):
-        row += 16
-    own = q.new_empty(B * L * row).as_strided(q.shape, (D, L * row, row, 1))
-    place(q, own)
-    return own
-
-
-_plans: dict[tuple[object, ...], tuple[object, ...]] = {}
-"""What cuDNN's plan for queries, keys and values that lie in this way was first made with."""
-
-
-def like_output(grad: Tensor, out: Tensor) -> Tensor:
-    """The gradient with the strides of the output: see `_told_apart`."""
-    return grad if grad.stride() == out.stride() else torch.empty_like(out).copy_(grad)
 
 
 def _forked(parts: tuple[Part, ...], q: Tensor) -> Fork:

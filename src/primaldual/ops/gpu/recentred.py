@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...primal import AllKeys, Recenter
 from ..problem import Problem
-from . import parallel
+from . import cudnn
 from .launching import in_rows
 from .passes import Shift, dot_sums, place, sum_rows
 
@@ -23,9 +23,9 @@ def applies(p: Problem) -> bool:
     maps = p.primal.point_maps
     if len(maps) != 1 or not isinstance(maps[0], Recenter) or not isinstance(p.primal.training_set, AllKeys):
         return False
-    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None or parallel.half_empty(p.k.shape[2]):
+    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None or cudnn.half_empty(p.k.shape[2]):
         return False
-    return not (p.dropout_p and p.q.shape[-1] <= 16) and parallel.usable(p.q, p.k, p.v)
+    return not (p.dropout_p and p.q.shape[-1] <= 16) and cudnn.usable(p.q, p.k, p.v)
 
 
 def run(p: Problem) -> Tensor:
@@ -58,7 +58,7 @@ class _Recentred(torch.autograd.Function):
         q, k, v, out, *random, beta, sums = ctx.saved_tensors
         factor, dropout_p, plain = ctx.settings
         dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            parallel.like_output(grad, out), q, k, v, out, *random, None, *plain, dropout_p, False
+            cudnn.like_output(grad, out), q, k, v, out, *random, None, *plain, dropout_p, False
         )
         of_queries = sum_rows(dq)
         place(dk, dk, shift=Shift(of_queries, factor, beta))

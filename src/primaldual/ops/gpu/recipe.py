@@ -1,17 +1,14 @@
 """What the compiled part (`native`) must know to run a kind of call: its steps, and where what they work on lies.
 
 The Python path is walked, on tensors like the given ones, with launches, matrix products and cuDNN's attention noted
-down instead of made. A kernel's parameters are then packed as Triton's own launcher packs them, read off Triton's
-description of the compiled kernel and checked against its PTX; whatever is not as expected is refused, and the call
-stays in Python.
+down instead of made (`noting`). Whatever else it does is refused, and so is a kernel that is not as expected
+(`packing`): then the call stays in Python.
 """
 
 from __future__ import annotations
 
-import re
-import struct
+import logging
 from collections.abc import Callable, Container, Sequence
-from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .launching import Fused, FusedBack, Gather, Launch, Noted, Product, Ready, noted, precision
+from .launching import precision
+from .noting import Fused, FusedBack, Gather, Launch, Noted, Product, noted
+from .packing import RefusedError, hooked, pack
+
+logger = logging.getLogger(__name__)
 
 OUT, KEPT, SCRATCH, GRAD, RESULTS, FIRST = 5, 6, 7, 8, 9, 14
 """Numbers of buffers after the five inputs: the output, what the forward pass keeps for the way back, what a pass needs
@@ -29,22 +30,13 @@ LARGE = 2**22
 """Bytes from which on memory is allocated when it is first needed, and freed after the last time: there the host has
 the time for it. Smaller memory is allocated at once."""
 
-FORMATS = {
-    "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
-    "fp32": "f", "f32": "f", "fp64": "d",
-}  # fmt: skip
-"""Triton's scalar types as `struct` has them."""
-
 _held: list[object] = []
 """Kernels and tables that recipes point to."""
 
 
-class RefusedError(RuntimeError):
-    """Something is not as expected, so that the call must stay in Python."""
-
-
-Inputs = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-Wanted = tuple[bool, bool, bool, bool, bool]
+Inputs = tuple[Tensor | None, ...]
+Wanted = tuple[bool, ...]
+"""Five of each."""
 
 
 class Way(NamedTuple):
@@ -74,7 +66,8 @@ def attend(
             return None
         try:
             parts = _learn(way(), inputs)
-        except (RefusedError, torch.OutOfMemoryError):  # all that both passes need is there at once
+        except (RefusedError, torch.OutOfMemoryError) as error:  # all that both passes need is there at once
+            logger.debug("attention of kind %s stays in Python: %s", kind, error)
             parts = [], [], {}, None, (0, 0, 0, 0), [], (None,) * 5
         library.learn(kind, numbers, inputs, *parts)
         out = library.attend(kind, numbers, inputs)
@@ -82,7 +75,7 @@ def attend(
 
 
 def _learn(way: Way, inputs: Inputs) -> tuple[Any, ...]:
-    if _hooked():
+    if hooked():
         raise RefusedError("something listens to Triton's launches")
     wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
     with torch.no_grad(), torch.cuda.device_of(inputs[0]):
@@ -131,12 +124,12 @@ def _walk(way: Way, inputs: Inputs, wanted: Sequence[bool]) -> _Walk:
     given = tuple(None if x is None else _like(x) for x in inputs)
     back = any(wanted)
     with noted() as steps:
-        out, state = way.forward(given, back)  # type: ignore[arg-type]
+        out, state = way.forward(given, back)
         many = len(steps)
         grad = torch.empty_like(out) if back else None
         found = way.backward(grad, given, wanted, *state) if back else (None,) * 5
     gradients = [x if want else None for x, want in zip(found, wanted, strict=True)]
-    return _Walk(given, out, grad, gradients, steps[:many], steps[many:])  # type: ignore[arg-type]
+    return _Walk(given, out, grad, gradients, steps[:many], steps[many:])
 
 
 def _like(x: Tensor) -> Tensor:
@@ -264,58 +257,3 @@ def _parts(walk: _Walk, made: set[int]) -> tuple[Any, ...]:
 
 def _lie(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.stride(), x.dtype, x.data_ptr() % 16 == 0
-
-
-def pack(
-    ready: Ready, tensors: tuple[Tensor | None, ...], place: Callable[[Tensor], tuple[int, int] | None]
-) -> tuple[Any, ...]:  # fmt: skip
-    """Handle, grid, threads, shared memory, whether it starts early; parameters, and which of them are places.
-
-    A parameter is 8 bytes as an integer; a smaller one has the first of them.
-    """
-    compiled, metadata = ready.compiled, ready.compiled.metadata
-    if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "launch_cooperative_grid", False):
-        raise RefusedError("clusters and cooperative launches")
-    if any(getattr(metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
-        raise RefusedError("scratch memory")
-    kinds = list(compiled.src.signature.values())
-    arguments = (*tensors, *ready.rest)
-    if len(kinds) != len(arguments) or metadata.target.warp_size != 32 or not compiled.function:
-        raise RefusedError("an unknown kind of kernel")
-    cells: list[int] = []
-    widths: list[int] = []
-    pointers: list[tuple[int, int, int]] = []
-    for kind, argument in zip(kinds, arguments, strict=True):
-        if kind == "constexpr":
-            continue
-        if isinstance(kind, str) and kind.startswith("*") and isinstance(argument, Tensor):
-            if (found := place(argument)) is not None:
-                pointers.append((len(cells), *found))
-            cells.append(argument.data_ptr() if found is None else 0)
-            widths.append(64)
-        elif kind in FORMATS and isinstance(argument, (bool, int, float)):
-            data = struct.pack(f"<{FORMATS[kind]}", argument)
-            cells.append(int.from_bytes(data, "little"))
-            widths.append(8 * len(data))
-        else:
-            raise RefusedError(f"an argument of type {kind}")
-    declared = parameters(compiled.asm.get("ptx", ""))
-    scratch = len(declared) - len(cells)  # pointers to scratch memory, of which there is none
-    if declared != [*widths, *[64] * scratch] or not 0 <= scratch <= 2:
-        raise RefusedError("parameters that Triton does not describe")
-    threads, shared = 32 * metadata.num_warps, metadata.shared
-    early = bool(getattr(metadata, "launch_pdl", False))
-    return compiled.function, ready.grid, threads, shared, early, cells + [0] * scratch, pointers
-
-
-def parameters(ptx: str) -> list[int]:
-    """Bits of the parameters of a compiled kernel."""
-    entry = re.search(r"\.entry[^(]*\(([^)]*)\)", ptx)
-    return [int(bits) for bits in re.findall(r"\.param\s+\.[a-z]+(\d+)", entry[1])] if entry else []
-
-
-def _hooked() -> bool:
-    """Whether a profiler listens to Triton's launches."""
-    runtime = import_module("triton.knobs").runtime
-    hooks = (getattr(runtime, f"launch_{when}_hook", None) for when in ("enter", "exit"))
-    return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
