@@ -28,7 +28,7 @@ from primaldual.dual import GroupHeadsByScale
 from primaldual.nn import compiled, grouped, pooled, recentred, unpooled
 from primaldual.nn import launching as nn_launching
 from primaldual.ops.gpu import cudnn as cudnn_attention
-from primaldual.ops.gpu import launching, native, packing, parallel, ragged_ops, ragged_work, recipe
+from primaldual.ops.gpu import launching, native, packing, parallel, ragged_tokens, ragged_work, recipe
 from support.ragged import adding_up, sweeping
 
 if find_spec("triton") is None:
@@ -269,12 +269,12 @@ def step(attend: Callable[..., Any], arguments: tuple[Any, ...], up: torch.Tenso
 
 def both(library: Any, arguments: tuple[Any, ...], up: torch.Tensor) -> None:
     """The same bits and strides from the compiled part and from Python, in buffers of the same size."""
-    mine = step(lambda *x: ragged_ops.attend_compiled(library, *x), arguments, up)
-    other = step(ragged_ops._Tokens.apply, arguments, up)
+    mine = step(lambda *x: ragged_tokens.attend_compiled(library, *x), arguments, up)
+    other = step(ragged_tokens._Tokens.apply, arguments, up)
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(mine, other, strict=True))
     assert [x.untyped_storage().nbytes() for x in mine] == [x.untyped_storage().nbytes() for x in other]
     with torch.no_grad():
-        out = ragged_ops.attend_compiled(library, *arguments)
+        out = ragged_tokens.attend_compiled(library, *arguments)
     assert torch.equal(out, other[0])
     assert out.grad_fn is None
 
@@ -328,11 +328,11 @@ def test_gradients_of_some_inputs(interpreter: Any) -> None:
     arguments = draw("bn+sh")
     q, k, v, beta = arguments[:4]
     up = torch.randn(q.shape)
-    expected = dict(zip("okqvb", step(ragged_ops._Tokens.apply, (q, k, v, *arguments[3:]), up), strict=True))
+    expected = dict(zip("okqvb", step(ragged_tokens._Tokens.apply, (q, k, v, *arguments[3:]), up), strict=True))
     for wanted in ((q,), (k, v), (beta,), (v,)):
         for x in (q, k, v, beta):
             x.requires_grad_(any(x is y for y in wanted))
-        out = ragged_ops.attend_compiled(interpreter, *arguments)
+        out = ragged_tokens.attend_compiled(interpreter, *arguments)
         found = torch.autograd.grad(out, wanted, up)
         names = {id(q): "k", id(k): "q", id(v): "v", id(beta): "b"}
         assert all(torch.equal(g, expected[names[id(x)]]) for g, x in zip(found, wanted, strict=True))
@@ -343,7 +343,7 @@ def test_what_was_saved_must_not_be_written_to(interpreter: Any) -> None:
     for changed in (0, "out"):
         arguments = draw("sh", length=100)  # with fewer keys the output is not needed on the way back
         q = arguments[0].clone()
-        out = ragged_ops.attend_compiled(interpreter, q, *arguments[1:])
+        out = ragged_tokens.attend_compiled(interpreter, q, *arguments[1:])
         with torch.no_grad():
             (out if changed == "out" else q).zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -353,7 +353,7 @@ def test_what_was_saved_must_not_be_written_to(interpreter: Any) -> None:
 @in_the_interpreter
 def test_differentiated_once(interpreter: Any) -> None:
     arguments = draw("sh")
-    out = ragged_ops.attend_compiled(interpreter, *arguments)
+    out = ragged_tokens.attend_compiled(interpreter, *arguments)
     (dq,) = torch.autograd.grad(out.square().sum(), arguments[0], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated only once"):
         dq.sum().backward()
@@ -362,7 +362,7 @@ def test_differentiated_once(interpreter: Any) -> None:
 @in_the_interpreter
 def test_saved_once(interpreter: Any) -> None:
     arguments = draw("sh")
-    out = ragged_ops.attend_compiled(interpreter, *arguments)
+    out = ragged_tokens.attend_compiled(interpreter, *arguments)
     out.sum().backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         out.sum().backward()
@@ -374,7 +374,7 @@ def test_recomputed_when_checkpointed(interpreter: Any) -> None:
     up = torch.randn(arguments[0].shape)
 
     def attend(*x: Any) -> torch.Tensor:
-        return ragged_ops.attend_compiled(interpreter, *x)
+        return ragged_tokens.attend_compiled(interpreter, *x)
 
     def again(*x: Any) -> torch.Tensor:
         return torch.utils.checkpoint.checkpoint(attend, *x, use_reentrant=False)
@@ -388,11 +388,11 @@ def test_recomputed_when_checkpointed(interpreter: Any) -> None:
 def test_what_was_saved_may_be_moved(name: str, interpreter: Any) -> None:
     arguments = draw(name, length=5)
     up = torch.randn(arguments[0].shape)
-    expected = step(ragged_ops._Tokens.apply, arguments, up)
+    expected = step(ragged_tokens._Tokens.apply, arguments, up)
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x
     ):
-        found = step(lambda *x: ragged_ops.attend_compiled(interpreter, *x), arguments, up)
+        found = step(lambda *x: ragged_tokens.attend_compiled(interpreter, *x), arguments, up)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
@@ -400,18 +400,18 @@ def test_what_was_saved_may_be_moved(name: str, interpreter: Any) -> None:
 def test_what_was_saved_of_expanded_keys_may_be_moved(interpreter: Any) -> None:
     q, k, *others = draw("sh", length=5)
     arguments = q, k.detach()[:, :1].expand(-1, 2, -1, -1), *others
-    expected = torch.autograd.grad(ragged_ops.attend_compiled(interpreter, *arguments).sum(), q)
+    expected = torch.autograd.grad(ragged_tokens.attend_compiled(interpreter, *arguments).sum(), q)
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x
     ):
-        found = torch.autograd.grad(ragged_ops.attend_compiled(interpreter, *arguments).sum(), q)
+        found = torch.autograd.grad(ragged_tokens.attend_compiled(interpreter, *arguments).sum(), q)
     assert torch.equal(found[0], expected[0])
 
 
 @in_the_interpreter
 def test_another_device_stays_in_python(interpreter: Any) -> None:
     q, k, v, *others = draw("sh", length=22)
-    assert ragged_ops.attend_compiled(interpreter, q, k, v.to("meta"), *others) is None
+    assert ragged_tokens.attend_compiled(interpreter, q, k, v.to("meta"), *others) is None
 
 
 @in_the_interpreter
@@ -419,8 +419,8 @@ def test_too_little_memory_to_learn_stays_in_python(interpreter: Any, monkeypatc
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(ragged_ops, "tokens_gradients", full)
-    assert ragged_ops.attend_compiled(interpreter, *draw("sh", length=23)) is None
+    monkeypatch.setattr(ragged_tokens, "tokens_gradients", full)
+    assert ragged_tokens.attend_compiled(interpreter, *draw("sh", length=23)) is None
 
 
 @in_the_interpreter
@@ -431,13 +431,13 @@ def test_what_is_refused_stays_in_python(interpreter: Any, monkeypatch: pytest.M
         raise recipe.RefusedError
 
     monkeypatch.setattr(recipe, "pack", refuse)
-    assert ragged_ops.attend_compiled(interpreter, *arguments) is None
+    assert ragged_tokens.attend_compiled(interpreter, *arguments) is None
     monkeypatch.setattr(recipe, "_learn", None)  # it is not asked again
-    assert ragged_ops.attend_compiled(interpreter, *arguments) is None
+    assert ragged_tokens.attend_compiled(interpreter, *arguments) is None
     columns = (arguments[0].detach().mT.contiguous().mT, *arguments[1:])
-    assert ragged_ops.attend_compiled(interpreter, *columns) is None
+    assert ragged_tokens.attend_compiled(interpreter, *columns) is None
     empty = (*(x[:0] for x in arguments[:3]), *arguments[3:])
-    assert ragged_ops.attend_compiled(interpreter, *empty) is None
+    assert ragged_tokens.attend_compiled(interpreter, *empty) is None
 
 
 @in_the_interpreter
@@ -449,7 +449,7 @@ def test_an_error_of_the_driver_is_raised(interpreter: Any, driver: Callable[[La
 
     driver(fail)
     with pytest.raises(RuntimeError, match="as the test said"):
-        ragged_ops.attend_compiled(interpreter, *arguments)
+        ragged_tokens.attend_compiled(interpreter, *arguments)
 
 
 LAYERS = {
@@ -525,7 +525,7 @@ def test_re_centred_layers_have_the_bits_of_the_python_path(
 ) -> None:
     def in_python(*given: Any, pool_first: bool) -> torch.Tensor:
         *projection, dropout_p, seed = given
-        return ragged_ops.attend_tokens(*unpooled.project(*projection), None, (1, 1), False, dropout_p, seed)
+        return ragged_tokens.attend_tokens(*unpooled.project(*projection), None, (1, 1), False, dropout_p, seed)
 
     layer, x = draw_layer(name, 70)
     used, mine = layers(layer, x, True)
@@ -742,7 +742,7 @@ def test_what_triton_hands_the_driver(
         work = ragged_work.work(*_layout(name, q, k, v))
         tables = work.table, work.forward, work.back.tasks
         given |= {x.data_ptr() for x in (q, k, v, up, seed, *tables) if x is not None}
-        for attend in (lambda *x: ragged_ops.attend_compiled(library, *x), ragged_ops._Tokens.apply):
+        for attend in (lambda *x: ragged_tokens.attend_compiled(library, *x), ragged_tokens._Tokens.apply):
             seen.clear()
             step(attend, (q, k, v, beta, *others, seed), up)
             steps.append(list(seen))
@@ -754,7 +754,7 @@ def test_what_triton_hands_the_driver(
 def _layout(name: str, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
     B, _, L, D = q.shape
     pooled = max(SCALES[name]) > 1
-    layout = ragged_ops.packed(SCALES[name], B, L, D, D) if pooled else ragged_ops._in_place(k, v)
+    layout = ragged_tokens.packed(SCALES[name], B, L, D, D) if pooled else ragged_tokens._in_place(k, v)
     return layout, B, L, D, q.dtype, name == "causal", q.device
 
 
@@ -778,7 +778,7 @@ def test_what_triton_hands_the_driver_for_a_layer(
 
     def in_python() -> torch.Tensor:
         if not pool_first:
-            return ragged_ops.attend_tokens(*unpooled.project(*projection), None, scales, False, 0.0, None)
+            return ragged_tokens.attend_tokens(*unpooled.project(*projection), None, scales, False, 0.0, None)
         packed, shift = grouped.project(*projection)
         queries = parallel.Queries(2, 2, 136, 16, groups.row)
         return parallel.attend(packed, queries, shift, grouped.layout(groups), False)

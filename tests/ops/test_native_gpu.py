@@ -13,7 +13,7 @@ from torch import Tensor
 from primaldual import MultiheadAttention, Primal, attention, mechanism
 from primaldual.bench.timing import capture
 from primaldual.nn import compiled, pooled, unpooled
-from primaldual.ops.gpu import native, ragged_ops
+from primaldual.ops.gpu import native, ragged_tokens
 from support.battery import relative_error
 from support.ragged import adding_up, sweeping
 
@@ -337,7 +337,7 @@ def test_re_centred_layers_have_the_bits_of_the_python_path(
 ) -> None:
     def in_python(*given: Any, pool_first: bool) -> Tensor:
         *projection, dropout_p, seed = given
-        return ragged_ops.attend_tokens(*unpooled.project(*projection), None, (1,) * HEADS, False, dropout_p, seed)
+        return ragged_tokens.attend_tokens(*unpooled.project(*projection), None, (1,) * HEADS, False, dropout_p, seed)
 
     layer = make_layer(name)
     for length in (1, 17, 128, 1000, 2048):

@@ -10,7 +10,7 @@ import torch
 
 from primaldual import attention, mechanism
 from primaldual.ops.estimates import H200, describe, estimate
-from primaldual.ops.gpu import cudnn, parallel, ragged_ops, ragged_work
+from primaldual.ops.gpu import cudnn, parallel, ragged_tokens, ragged_work
 from primaldual.ops.gpu.parallel import divide
 from primaldual.ops.gpu.passes import Shift, place_three, sum_rows
 from primaldual.ops.problem import Problem
@@ -60,7 +60,7 @@ def test_every_head_has_a_beta_of_its_own() -> None:
     leaves = [torch.randn(2, 6, 48, 16, dtype=torch.float16, requires_grad=True) for _ in range(3)]
     leaves.append(torch.tensor([4.0, -4.0, 3.0, 0.0, -2.0, 5.0], requires_grad=True))
     apart = torch.stack([leaves[3].detach(), torch.full((6,), 9.0)], 1)[:, 0].requires_grad_()  # of any strides
-    out = ragged_ops._Tokens.apply(*leaves, SCALES, False, 0.0, None)
+    out = ragged_tokens._Tokens.apply(*leaves, SCALES, False, 0.0, None)
     expected = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch, [48, 12])

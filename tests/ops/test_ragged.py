@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from primaldual import Primal, attention, mechanism
 from primaldual.dual.cost import count
 from primaldual.ops import UnsupportedError, plan, ragged
-from primaldual.ops.gpu import launching, ragged_ops, ragged_work
+from primaldual.ops.gpu import launching, ragged_points, ragged_tokens, ragged_work
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
 from support.interpreter import INTERPRETED, child_process, interpreted
@@ -158,7 +158,7 @@ def test_nothing_in_gives_nothing_or_zeros(shape: tuple, is_causal: bool) -> Non
 @interpreted
 def test_the_log_sum_exp() -> None:
     q, k, v = tensors((9, 12, 8, 8), heads=2)
-    _, lse, *_ = ragged_ops.tokens_op(q, k, v, torch.tensor([1.0, 0.5]), [3, 1], False, 0.0, None)
+    _, lse, *_ = ragged_tokens.tokens_op(q, k, v, torch.tensor([1.0, 0.5]), [3, 1], False, 0.0, None)
     for head, (keys, beta) in enumerate(((k[0, 0].view(4, 3, 8).mean(1), 1.0), (k[0, 1], 0.5))):
         scores = (q[0, head] - beta * keys.mean(0)) @ keys.T / 8**0.5
         torch.testing.assert_close(lse[0, head], scores.logsumexp(-1))
@@ -168,9 +168,9 @@ def test_the_log_sum_exp() -> None:
 def test_queries_less_their_shift_are_kept_for_the_way_back_alone() -> None:
     q, k, v = tensors((9, 12, 8, 8), heads=2)
     beta = torch.tensor([1.0, 0.5])
-    out, *_, shifted = ragged_ops.tokens_op(q, k, v, beta, [3, 1], False, 0.0, None)
+    out, *_, shifted = ragged_tokens.tokens_op(q, k, v, beta, [3, 1], False, 0.0, None)
     torch.testing.assert_close(shifted, q - beta[:, None, None] * k.mean(2, keepdim=True))
-    again, *_, nothing = ragged_ops.tokens_op(q, k, v, beta, [3, 1], False, 0.0, None, back=False)
+    again, *_, nothing = ragged_tokens.tokens_op(q, k, v, beta, [3, 1], False, 0.0, None, back=False)
     assert torch.equal(out, again) and not nothing.numel()
 
 
@@ -190,7 +190,7 @@ def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
     q, k, v = tensors((3, 4, 8, 8), heads=1)
     bias = torch.full((1, 1, 4), -torch.inf)
     layout = [ragged_work.Layout(0, 4, 1, 0, 32, 8, 0, 32, 8)]
-    out, lse = ragged_ops.attend_points(q, k.flatten(), v.flatten(), layout, 8, bias=bias)
+    out, lse = ragged_points.attend_points(q, k.flatten(), v.flatten(), layout, 8, bias=bias)
     assert (lse == -torch.inf).all()
     assert not out.any()
 
@@ -416,10 +416,10 @@ def test_opcheck_of_tokens(scales: list) -> None:
     q, k, v = tensors((5, 5, 8, 4), heads=1)
     beta, seed = torch.rand(1), torch.tensor([3], dtype=torch.int32)
     inputs = (q, k, v, beta)
-    out, *rest, _, shifted = ragged_ops.tokens_op(*inputs, scales, False, 0.5, seed)
+    out, *rest, _, shifted = ragged_tokens.tokens_op(*inputs, scales, False, 0.5, seed)
     arguments = (out, shifted, *inputs[1:], out, *rest, scales, False, 0.5, seed)
-    torch.library.opcheck(ragged_ops._tokens_backward_op, arguments)
-    torch.library.opcheck(ragged_ops.tokens_op, (*(x.requires_grad_() for x in inputs), scales, False, 0.5, seed))
+    torch.library.opcheck(ragged_tokens._tokens_backward_op, arguments)
+    torch.library.opcheck(ragged_tokens.tokens_op, (*(x.requires_grad_() for x in inputs), scales, False, 0.5, seed))
 
 
 @interpreted
@@ -429,12 +429,12 @@ def test_opcheck_of_points() -> None:
     keys, values, own_k, own_v = (x.clone() for x in (k[:, :, :2].flatten(), v[:, :, :2].flatten(), k, v))
     layout, shift, bias = [0, 2, 2, 0, 16, 8, 0, 8, 4], torch.rand(1, 1, 8), torch.rand(1, 1, 2)
     own = (own_k, own_v, torch.rand(1, 1, 5))
-    out, lse = ragged_ops.points_op(q, keys, values, layout, 4, shift, bias, *own, True, 0.0, None)
+    out, lse = ragged_points.points_op(q, keys, values, layout, 4, shift, bias, *own, True, 0.0, None)
     rest = (shift, bias, *own, True, 0.0, None)
-    torch.library.opcheck(ragged_ops._points_backward_op, (out, q, keys, values, out, lse, layout, *rest))
+    torch.library.opcheck(ragged_points._points_backward_op, (out, q, keys, values, out, lse, layout, *rest))
     for x in (q, keys, values, shift, own_k, own_v):
         x.requires_grad_()
-    torch.library.opcheck(ragged_ops.points_op, (q, keys, values, layout, 4, *rest))
+    torch.library.opcheck(ragged_points.points_op, (q, keys, values, layout, 4, *rest))
 
 
 @interpreted

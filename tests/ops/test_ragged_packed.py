@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from primaldual.ops.gpu import ragged_ops
+from primaldual.ops.gpu import ragged_tokens
 from support.interpreter import INTERPRETED, child_process
 from support.ragged import sweeping
 
@@ -72,8 +72,8 @@ def check(found: list[Tensor], expected: list[Tensor]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_separate_tensors(kind, dtype, length, dropout_p, device):
     parts = thirds(device, dtype, length)
-    found = gradients(ragged_ops._Tokens.apply, parts, kind, dropout_p)
-    expected = gradients(ragged_ops._Tokens.apply, apart(parts), kind, dropout_p)
+    found = gradients(ragged_tokens._Tokens.apply, parts, kind, dropout_p)
+    expected = gradients(ragged_tokens._Tokens.apply, apart(parts), kind, dropout_p)
     assert one_buffer(found) and not one_buffer(expected)
     check(found, expected)
 
@@ -83,8 +83,8 @@ def test_gradients_are_those_of_separate_tensors(kind, dtype, length, dropout_p,
 def test_whole_heads_in_one_sweep(kind, device):
     parts = thirds(device, torch.float16, 131)
     with sweeping():
-        found = gradients(ragged_ops._Tokens.apply, parts, kind, 0.3)
-        expected = gradients(ragged_ops._Tokens.apply, apart(parts), kind, 0.3)
+        found = gradients(ragged_tokens._Tokens.apply, parts, kind, 0.3)
+        expected = gradients(ragged_tokens._Tokens.apply, apart(parts), kind, 0.3)
     assert one_buffer(found)
     check(found, expected)
 
@@ -93,15 +93,15 @@ def test_whole_heads_in_one_sweep(kind, device):
 @pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (0, 0, 2)], ids=str)
 def test_what_lies_in_another_order_has_gradients_of_its_own(order, device):
     parts = thirds(device, torch.float32, 13, order)
-    found = gradients(ragged_ops._Tokens.apply, [x.view_as(x) for x in parts], "bn")
+    found = gradients(ragged_tokens._Tokens.apply, [x.view_as(x) for x in parts], "bn")
     assert not one_buffer(found)
-    check(found, gradients(ragged_ops._Tokens.apply, apart(parts), "bn"))
+    check(found, gradients(ragged_tokens._Tokens.apply, apart(parts), "bn"))
 
 
 @everywhere
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_of_the_operator_are_apart(kind, device):
     parts = thirds(device, torch.float32, 13)
-    found = gradients(ragged_ops.tokens_op, parts, kind)
+    found = gradients(ragged_tokens.tokens_op, parts, kind)
     assert len({x.untyped_storage().data_ptr() for x in found}) == len(found)
-    check(found, gradients(ragged_ops._Tokens.apply, parts, kind))
+    check(found, gradients(ragged_tokens._Tokens.apply, parts, kind))

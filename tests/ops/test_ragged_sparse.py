@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from primaldual import Primal, attention, mechanism
 from primaldual.ops import UnsupportedError, plan
-from primaldual.ops.gpu import ragged_marks, ragged_ops
+from primaldual.ops.gpu import ragged_marks, ragged_points, ragged_tokens
 from primaldual.ops.problem import Problem
 from primaldual.primal import AllKeys, Fixed, Pattern, Pooled, Sparse, Strided, Window
 from primaldual.primal.patterns import Band, Block, Piece, Residues, Summary
@@ -98,7 +98,7 @@ def test_a_query_that_sees_nothing_has_zeros_and_a_log_sum_exp_of_minus_infinity
     q, k, v = tensors((9, 3, 8, 8), heads=2)
     primal = mechanism("sparse", pattern=Window(1))
     marks = ragged_marks.marks(problem(primal, q, k, v))
-    out, lse, *_ = ragged_ops.tokens_op(q, k, v, None, [1, 1], False, 0.0, None, marks)
+    out, lse, *_ = ragged_tokens.tokens_op(q, k, v, None, [1, 1], False, 0.0, None, marks)
     assert (lse[:, :, 4:] == -torch.inf).all() and lse[:, :, :4].isfinite().all()
     assert not out[:, :, 4:].any() and out[:, :, :4].any()
 
@@ -156,17 +156,17 @@ def test_opcheck(pattern: Pattern) -> None:
     marks = ragged_marks.marks(problem(mechanism("sparse", pattern=pattern), q, k, v))
     beta, seed = torch.rand(1), torch.tensor([3], dtype=torch.int32)
     tail = ([1], False, 0.5, seed, marks)
-    out, *rest, _, shifted = ragged_ops.tokens_op(q, k, v, beta, *tail)
-    torch.library.opcheck(ragged_ops._tokens_backward_op, (out, shifted, k, v, beta, out, *rest, *tail))
+    out, *rest, _, shifted = ragged_tokens.tokens_op(q, k, v, beta, *tail)
+    torch.library.opcheck(ragged_tokens._tokens_backward_op, (out, shifted, k, v, beta, out, *rest, *tail))
     keys, values = k.flatten().clone(), v.flatten().clone()
     layout = [0, 5, 1, 0, 40, 8, 0, 20, 4]
     tail = (None, None, None, None, None, False, 0.5, seed, marks)
-    out, lse = ragged_ops.points_op(q, keys, values, layout, 4, *tail)
-    torch.library.opcheck(ragged_ops._points_backward_op, (out, q, keys, values, out, lse, layout, *tail))
+    out, lse = ragged_points.points_op(q, keys, values, layout, 4, *tail)
+    torch.library.opcheck(ragged_points._points_backward_op, (out, q, keys, values, out, lse, layout, *tail))
     for x in (q, k, v, beta, keys, values):
         x.requires_grad_()
-    torch.library.opcheck(ragged_ops.tokens_op, (q, k, v, beta, [1], False, 0.5, seed, marks))
-    torch.library.opcheck(ragged_ops.points_op, (q, keys, values, layout, 4, *tail))
+    torch.library.opcheck(ragged_tokens.tokens_op, (q, k, v, beta, [1], False, 0.5, seed, marks))
+    torch.library.opcheck(ragged_points.points_op, (q, keys, values, layout, 4, *tail))
 
 
 @interpreted

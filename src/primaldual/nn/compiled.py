@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops.gpu import cudnn, native, ragged_launch, ragged_ops, recipe
+from ..ops.gpu import cudnn, native, ragged_launch, ragged_tokens, recipe
+from ..ops.gpu.launching import traced
 from ..ops.gpu.parallel import Queries
 from ..ops.gpu.passes import Shift
 from ..ops.gpu.ragged_launch import Call
@@ -57,7 +58,7 @@ def attend_recentred(layer: MultiheadAttention, x: Tensor, dropout_p: float) -> 
     if D % 8 or D > MAX_HEAD_DIM or captured(x) or (library := native.library()) is None:
         return None
     x, weight, bias = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
-    if x.dtype.itemsize != 2 or not launches(x) or ragged_ops.traced():
+    if x.dtype.itemsize != 2 or not launches(x) or traced():
         return None
     number, beta = beta_of(layer)
     if 4 * B * N * N * E <= FLOPS and layer.impl in ("auto", "ragged"):
@@ -80,7 +81,7 @@ def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) 
     def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
         x, weight, bias, beta, seed = inputs
         q, k, v, mean = unpooled.forward(x, weight, bias, beta, groups, recentred, number)
-        out, lse, keys, values, *_ = ragged_ops.tokens_forward(
+        out, lse, keys, values, *_ = ragged_tokens.tokens_forward(
             q, k, v, None, scales, False, dropout_p, seed, back=back
         )  # fmt: skip
         return out, (q, k, v, out, lse, keys, values, mean)
@@ -90,7 +91,7 @@ def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) 
         keys: Tensor, values: Tensor, mean: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x, weight, bias, beta, seed = inputs
-        *found, _ = ragged_ops.tokens_gradients(
+        *found, _ = ragged_tokens.tokens_gradients(
             grad, q, k, v, None, out, lse, keys, values, scales, False, dropout_p, seed, together=True
         )
         dtype = None if bias is None else bias.dtype

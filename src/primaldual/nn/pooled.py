@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from ..dual import GroupHeadsByScale, PoolBeforeProjection
 from ..ops import attention
-from ..ops.gpu import cudnn, parallel, ragged_ops
+from ..ops.gpu import cudnn, parallel, ragged_tokens
 from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
 from ..ops.ragged import MAX_HEAD_DIM
@@ -125,7 +125,7 @@ def _attend_grouped(
             return out
     if way == "tokens":
         q, k, v = unpooled.project(*projection)
-        return ragged_ops.attend_tokens(q, k, v, None, groups.scales, False, dropout_p, seed)
+        return ragged_tokens.attend_tokens(q, k, v, None, groups.scales, False, dropout_p, seed)
     packed, shift = grouped.project(*projection)
     queries = parallel.Queries(groups.batch, groups.heads, groups.tokens, groups.head_dim, groups.row)
     return parallel.attend(packed, queries, shift, grouped.layout(groups), way == "parallel", dropout_p, seed)

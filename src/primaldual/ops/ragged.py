@@ -21,11 +21,12 @@ from ..primal import Recenter, Sparse
 from . import sdpa
 from .gpu import ragged_marks
 from .gpu.launching import interpreted, without_triton
+from .gpu.launching import traced as traced
 from .gpu.padded import Line, in_line, keep_padded, pool_padded
 from .gpu.ragged_marks import marks
-from .gpu.ragged_ops import attend_points, attend_tokens, known
-from .gpu.ragged_ops import packed as packed
-from .gpu.ragged_ops import traced as traced
+from .gpu.ragged_points import attend_points
+from .gpu.ragged_tokens import attend_tokens, known
+from .gpu.ragged_tokens import packed as packed
 from .gpu.ragged_work import Layout
 from .problem import Problem, in_order
 

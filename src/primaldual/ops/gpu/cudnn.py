@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .launching import without_triton
+from .launching import traced, without_triton
 from .noting import Fused, FusedBack, notes
 from .passes import place
-from .ragged_ops import traced
 
 STRIDED = torch.__version__.startswith("2.11.")
 """Whether cuDNN is given log-sum-exps as they lie: seen to be right with this torch, and others get copies."""

@@ -25,6 +25,18 @@ def interpreted() -> bool:
     return _TRITON and _INTERPRETED
 
 
+def traced() -> bool:
+    """Whether something looks at the operators: a compiler, a dispatch mode such as a FLOP counter, a transform.
+
+    Otherwise the operator's dispatch is left out, which costs more than a launch.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
 _ready: dict[tuple[object, ...], Ready] = {}
 
 

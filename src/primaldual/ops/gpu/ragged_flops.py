@@ -1,4 +1,4 @@
-"""What the operators of `ragged_ops` count as in torch.utils.flop_counter.
+"""What the operators of `ragged_points` and `ragged_tokens` count as in torch.utils.flop_counter.
 
 A query and a point cost q·k and p·v forward; backward q·k again, grad·v, and the sums into dq, dk and dv. That is what
 must be computed: blocks that a kernel computes twice count once, causal heads as if they saw every point, and pooling

@@ -1,7 +1,7 @@
-"""The ragged kernels as operators of torch, with gradients.
+"""The ragged kernels over tokens, as an operator of torch, an autograd function, and by the compiled part.
 
-`points_op`: the points of every head lie in flat buffers, as a layout says. `tokens_op`: keys and values are those of
-the tokens; mean pooling and re-centring happen inside, and gradients go straight to the tokens.
+Keys and values are those of the tokens; mean pooling and re-centring happen inside, and gradients go straight to the
+tokens.
 """
 
 from __future__ import annotations
@@ -16,105 +16,11 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import native, ragged_flops, ragged_work, recipe
-from .launching import in_rows
+from .launching import in_rows, traced
 from .passes import Shift, blocks_of, dot_sums, place, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
-from .ragged_work import Layout, worked
+from .ragged_work import worked
 from .thirds import side_by_side
-
-
-def attend_points(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: Sequence[Layout],
-    value_dim: int,
-    *,
-    shift: Tensor | None = None,
-    bias: Tensor | None = None,
-    own: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
-    is_causal: bool = False,
-    dropout_p: float = 0.0,
-    seed: Tensor | None = None,
-    marks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Attention over points that lie in flat buffers, as the layout says: outputs and log-sum-exps.
-
-    shift [B, H, D] is taken off the queries; bias [B, H, points] is added to the scores; marks (`ragged_marks`) say
-    which points a query of a sparse head keeps.
-    """
-    flat = [number for head in sorted(layout, key=lambda h: -h.points) for number in head]
-    keys, values = keys.contiguous(), values.contiguous()
-    shift, bias, *own = (None if x is None else x.contiguous() for x in (shift, bias, *own))  # type: ignore[assignment]
-    return points_op(q, keys, values, flat, value_dim, shift, bias, *own, is_causal, dropout_p, seed, marks)
-
-
-@torch.library.custom_op("primaldual::ragged_points", mutates_args=())
-def points_op(
-    q: Tensor, keys: Tensor, values: Tensor, layout: list[int], value_dim: int, shift: Tensor | None,
-    bias: Tensor | None, own_k: Tensor | None, own_v: Tensor | None, own_bias: Tensor | None, is_causal: bool,
-    dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    off = Shift.of(shift)
-    call = Call(tuple(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
-    return forward(in_rows(q), keys, values, value_dim, call)
-
-
-register_flop_formula(torch.ops.primaldual.ragged_points)(ragged_flops.points)
-
-
-@points_op.register_fake
-def _(q, keys, values, layout, value_dim, *others):  # type: ignore[no-untyped-def]
-    return output(in_rows(q), value_dim), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-@torch.library.custom_op("primaldual::ragged_points_backward", mutates_args=())
-def _points_backward_op(
-    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, layout: list[int],
-    shift: Tensor | None, bias: Tensor | None, own_k: Tensor | None, own_v: Tensor | None, own_bias: Tensor | None,
-    is_causal: bool, dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    off = Shift.of(shift)
-    call = Call(tuple(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
-    dk, dv = torch.empty_like(keys), torch.empty_like(values)
-    found = backward(grad, in_rows(q), keys, values, out, lse, call, dk, dv, 0)
-    dshift = None if shift is None else -found.q.sum(2, dtype=torch.float32)
-    dshift, down_k, down_v = (q.new_empty(0) if x is None else x for x in (dshift, found.own_k, found.own_v))
-    return found.q, found.k, found.v, dshift, down_k, down_v
-
-
-register_flop_formula(torch.ops.primaldual.ragged_points_backward)(ragged_flops.points_backward)
-
-
-@_points_backward_op.register_fake
-def _(grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, *others):  # type: ignore[no-untyped-def]
-    def like(x: Tensor | None) -> Tensor:
-        return q.new_empty(0) if x is None else x.new_empty(x.shape)
-
-    dq = output(in_rows(q), q.shape[-1])
-    return dq, torch.empty_like(keys), torch.empty_like(values), like(shift), like(own_k), like(own_v)
-
-
-def _points_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, keys, values, layout, _, shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks = inputs
-    out, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, keys, values, out, lse, shift, bias, own_k, own_v, own_bias, seed, marks)
-    ctx.settings = (layout, is_causal, dropout_p)
-
-
-def _points_backward(ctx, grad, _):  # type: ignore[no-untyped-def]
-    q, keys, values, out, lse, shift, bias, own_k, own_v, own_bias, seed, marks = ctx.saved_tensors
-    layout, is_causal, dropout_p = ctx.settings
-    dq, dk, dv, dshift, down_k, down_v = _points_backward_op(
-        grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks
-    )
-    dshift = None if shift is None else dshift
-    down_k, down_v = (None, None) if own_k is None else (down_k, down_v)
-    return dq, dk, dv, None, None, dshift, None, down_k, down_v, *[None] * 5
-
-
-points_op.register_autograd(_points_backward, setup_context=_points_setup)
 
 
 @functools.lru_cache(maxsize=256)
@@ -386,15 +292,3 @@ def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: b
     layout = packed(scales, B, S, D, DV, apart and 1 in scales) if max(scales) > 1 else _in_place(k, v)
     widest = max(q.shape[3], v.shape[3])
     return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in worked
-
-
-def traced() -> bool:
-    """Whether something looks at the operators: a compiler, a dispatch mode such as a FLOP counter, a transform.
-
-    Otherwise the operator's dispatch is left out, which costs more than a launch.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-    )
