@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from primaldual import Primal, attention, mechanism
 from primaldual.dual.cost import count
 from primaldual.ops import UnsupportedError, plan, ragged
-from primaldual.ops.gpu import launching, ragged_points, ragged_tokens, ragged_work
+from primaldual.ops.gpu import launching, passes, ragged_points, ragged_tokens, ragged_work
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
 from support.interpreter import INTERPRETED, child_process, interpreted
@@ -102,6 +102,13 @@ def test_odd_lengths_and_dimensions(shape: tuple, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scales", [(1, 1), (4, 1)], ids=str)
 def test_a_causal_sequence_of_several_blocks(scales: tuple, dtype: torch.dtype) -> None:
     check(mechanism("sh", scales=scales), (129, 129, 16, 16), dtype, heads=2, is_causal=True)
+
+
+@interpreted
+@pytest.mark.parametrize("mask", ["none", "padding"])
+def test_one_program_pools_many_blocks(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "POOLING", 1)
+    check(mechanism("bn+sh", scales=(3, 1, 2)), (17, 300, 8, 8), torch.float32, heads=3, mask=mask)
 
 
 @interpreted

@@ -256,7 +256,7 @@ def _tokens_by_ours(
     """The same, of heads over different numbers of points."""
     grad, q, k, v, out, lse, dq, dk, dv = mine
     call = Call(part.layout, tokens=(k, v) if part.window == 1 else (None, None))
-    backward(grad, q, keys, values, out, lse.contiguous(), call, dk, dv, k.shape[2], dq=dq)
+    backward(grad, q, keys, values, out, lse, call, dk, dv, k.shape[2], dq=dq)
     if not factor:
         return None
     sums = sum_rows(dq)
@@ -304,7 +304,7 @@ class _Points(torch.autograd.Function):
                 else:
                     call = Call(part.layout, Shift.of(mine), dropout_p=dropout_p, seed=seed)
                     backward(
-                        grad[:, heads], q[:, heads], packed, packed, out[:, heads], lse[:, heads].contiguous(), call,
+                        grad[:, heads], q[:, heads], packed, packed, out[:, heads], lse[:, heads], call,
                         found, found, 0, dq=dq[:, heads],
                     )  # fmt: skip
         fork.join()

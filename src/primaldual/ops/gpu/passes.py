@@ -15,6 +15,10 @@ BLOCKS, _SPAN = 16, 128
 """The most blocks of rows that `sum_rows` adds up, and the rows that a block has at least."""
 
 
+POOLING, _STAGED = 2 * 132, 98304
+"""Programs of `pool`, two on every multiprocessor: others have room beside them. And the most bytes each has in flight."""
+
+
 class Shift(NamedTuple):
     """What is taken off all rows of a head alike: factor · β · the sum over the blocks of `sums`."""
 
@@ -61,7 +65,11 @@ def pool(
     def prepare() -> Any:
         work = ragged_work.work(layout, B, S, max(D, DV), k.dtype, False, k.device)
         numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, want_mean
-        return ragged_work.kernels().pool, (blocks, H - before, B), (work.table, *numbers, work.aligned), options(4, 1)
+        heads = H - before
+        programs = max(1, min(blocks, POOLING // (heads * B)))
+        staged = 3 * size * (block_of(D) + block_of(DV)) * k.element_size()
+        how = options(4, 3, 128) if staged <= _STAGED else options(4, 1)
+        return ragged_work.kernels().pool, (programs, heads, B), (work.table, *numbers, work.aligned), how
 
     launching.launch(("pool", layout, want_mean, before, k.device, *kind(k, v)), (k, v, keys, values, sums), prepare)
     if sums is None:

@@ -192,12 +192,12 @@ def backward_head(
 
 @triton.jit
 def backward_keys(
-    q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
+    q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
     marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, batch_head, block, L, count,
     window, seed, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr,
-    DROPOUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    DROPOUT: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of points, over all queries; and dq, where the block is all that the head has (WHOLE)."""
     columns = block * BN + tl.arange(0, BN)
@@ -214,16 +214,17 @@ def backward_keys(
     first_row = 0
     if CAUSAL:  # the first query that sees the block's first point
         first_row = tl.where(window == 1, block * BN, (block * BN + 1) * window) // BM * BM
-    rows = first_row + tl.arange(0, BM)
-    lse = load_lse(lse_base, rows, L)
-    delta_row = tl.zeros((BM,), tl.float32)
-    if not WHOLE:
-        delta_row = tl.load(delta_base + rows, mask=rows < L, other=0.0)
+    place = tl.arange(0, BM)
+    ahead = tl.minimum(first_row, width - BM)
+    lse = tl.load(rows_ptr + ahead + place) if ROWS else load_lse(lse_base, first_row + place, L)
+    delta_row = tl.load(rows_ptr + width + ahead + place) if not WHOLE else 0.0
     for start in tl.range(first_row, L, BM):
-        rows = start + tl.arange(0, BM)
+        rows = start + place
         q = load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
         grad = load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
-        next_lse = load_lse(lse_base, rows + BM, L)  # one block ahead: nothing else hides its latency
+        ahead = tl.minimum(start + BM, width - BM)  # one block: nothing else hides the latency
+        next_lse = tl.load(rows_ptr + ahead + place) if ROWS else load_lse(lse_base, rows + BM, L)
+        next_delta = tl.load(rows_ptr + width + ahead + place) if not WHOLE else 0.0
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if HAS_BIAS:
             p = weight(s * scale + (bias[:, None] - lse[None, :]))
@@ -236,14 +237,16 @@ def backward_keys(
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
-            dropped = drop(p, hash_rows(seed, batch_head, rows)[None, :], column_bits[:, None], threshold)
+            if ROWS:
+                row_bits = tl.load(rows_ptr + 2 * width + rows).to(tl.uint32, bitcast=True)
+            else:
+                row_bits = hash_rows(seed, batch_head, rows)
+            dropped = drop(p, row_bits[None, :], column_bits[:, None], threshold)
         dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
         if WHOLE:
             ds = score_gradient(p, dropped, dp, tl.sum(dropped * dp, 0)[None, :], DROPOUT)
         else:
-            next_delta = tl.load(delta_base + rows + BM, mask=rows + BM < L, other=0.0)
-            ds = score_gradient(p, dropped, dp, (delta_row * keep)[None, :], DROPOUT)
-            delta_row = next_delta
+            ds = score_gradient(p, dropped, dp, delta_row[None, :], DROPOUT)
         ds = ds.to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if WHOLE:
@@ -253,6 +256,7 @@ def backward_keys(
                 dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back
             store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
         lse = next_lse
+        delta_row = next_delta
     store_points(
         dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
         BLOCK_DV,

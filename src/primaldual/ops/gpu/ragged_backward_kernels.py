@@ -36,15 +36,15 @@ from .ragged_parts import (
 
 @triton.jit
 def delta(
-    out_ptr, grad_ptr, delta_ptr, lse_ptr, seed_ptr, sum_ptr, out_batch, out_head, out_row, grad_batch, grad_head,
-    grad_row, H, L, width, keep,
+    out_ptr, grad_ptr, rows_ptr, lse_ptr, seed_ptr, sum_ptr, out_batch, out_head, out_row, grad_batch, grad_head,
+    grad_row, lse_batch, lse_head, H, L, width, keep,
     BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr, DROPOUT: tl.constexpr,
-    SWEEP: tl.constexpr, EIGHTS: tl.constexpr, PDL: tl.constexpr,
+    EIGHTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """delta_i = out_i · grad_i = Σ_j p_ij (grad_i · v_j).
+    """delta_i = out_i · grad_i = Σ_j p_ij (grad_i · v_j); and with it all that the way back needs of a query beside itself.
 
-    For a sweep all that it needs of a query, [B, H, 3, width]: log-sum-exp in units of log 2, keep · delta, its hash.
-    Sums of dq, where they are given, [B, H, width, BLOCK_D], become zero.
+    That is, [B, H, 2 or 3, width]: its log-sum-exp in units of log 2, keep · delta and, for dropout, its hash; ready to
+    be loaded without a mask. Sums of dq, where they are given, [B, H, width, BLOCK_D], become zero.
     """
     begin(PDL)
     batch = (tl.program_id(1) // H).to(tl.int64)
@@ -61,21 +61,18 @@ def delta(
     if sum_ptr is not None:
         place = (tl.program_id(1).to(tl.int64) * width + tl.program_id(0) * BM) * BLOCK_D
         tl.store(sum_ptr + place + tl.arange(0, BM * BLOCK_D), tl.zeros((BM * BLOCK_D,), tl.float32))
-    if SWEEP:
-        at = delta_ptr + (batch * H + head) * 3 * width + rows
-        tl.store(at, load_lse(lse_ptr + (batch * H + head) * L, rows, L))
-        tl.store(at + width, total * keep)
-        if DROPOUT:
-            bits = hash_rows(tl.load(seed_ptr).to(tl.uint32), batch * H + head, rows)
-            tl.store(at + 2 * width, bits.to(tl.float32, bitcast=True))
-    else:
-        tl.store(delta_ptr + (batch * H + head) * L + rows, total, mask=rows < L)
+    at = rows_ptr + (batch * H + head) * (2 + DROPOUT) * width + rows
+    tl.store(at, load_lse(lse_ptr + batch * lse_batch + head * lse_head, rows, L))
+    tl.store(at + width, total * keep)
+    if DROPOUT:
+        bits = hash_rows(tl.load(seed_ptr).to(tl.uint32), batch * H + head, rows)
+        tl.store(at + 2 * width, bits.to(tl.float32, bitcast=True))
 
 
 @triton.jit
 def backward(
     q_ptr, k_ptr, v_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr,
-    delta_ptr, sum_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, tokens_k_ptr, tokens_v_ptr,
+    rows_ptr, sum_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, tokens_k_ptr, tokens_v_ptr,
     marks_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head,
     dq_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row,
     bias_width, marks_width, H, L, width, tokens, scale, threshold, keep,
@@ -117,15 +114,12 @@ def backward(
     grad_base = grad_ptr + batch * grad_batch + head * grad_head
     dq_base = dq_ptr + batch * dq_batch + head * dq_head
     lse_base = lse_ptr + batch_head * L
-    delta_base = delta_ptr
+    if PARTS != 4:
+        rows_ptr += batch_head * (2 + DROPOUT) * width
     if PARTS == 8:
-        delta_base += batch_head * 3 * width
         sum_ptr += batch_head * L * D
     elif PARTS == 16:
-        delta_base += batch_head * 3 * width
         sum_ptr += batch_head * width * BLOCK_D
-    elif PARTS != 4:
-        delta_base += batch_head * L
     if HAS_BIAS:
         bias_ptr += batch_head * bias_width
     if PATTERN:
@@ -149,38 +143,38 @@ def backward(
             limit = count
         if PARTS == 8:
             backward_head(
-                q_base, grad_base, delta_base, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+                q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
                 marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
                 L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
                 HAS_BIAS, PATTERN, DROPOUT, PRECISION,
             )  # fmt: skip
         elif PARTS == 16:
             backward_block(
-                block * BN_K, q_base, grad_base, delta_base, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride,
+                block * BN_K, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride,
                 bias_ptr, marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row,
                 grad_row, L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
                 HAS_BIAS, PATTERN, DROPOUT, False, PRECISION,
             )  # fmt: skip
         elif PARTS == 4 or (PARTS > 4 and kind == 2):
             backward_keys(
-                q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+                q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
                 marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
                 batch_head, block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K,
-                BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, True, PRECISION,
+                BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, PARTS != 4, True, PRECISION,
             )  # fmt: skip
         elif PARTS != 4:
             backward_keys(
-                q_base, grad_base, lse_base, delta_base, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
+                q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
                 marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
                 batch_head, block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K,
-                BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, False, PRECISION,
+                BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, True, False, PRECISION,
             )  # fmt: skip
     elif PARTS != 1 and PARTS != 4 and PARTS != 5 and PARTS < 8:
         rows = block * BM_Q + tl.arange(0, BM_Q)
         q = load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, True)
         grad = load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
-        lse = load_lse(lse_base, rows, L)
-        delta_row = tl.load(delta_base + rows, mask=rows < L, other=0.0) * keep
+        lse = tl.load(rows_ptr + rows)
+        delta_row = tl.load(rows_ptr + width + rows)
         back = scale / (LOG2E * keep)
         row_bits = rows
         if DROPOUT:

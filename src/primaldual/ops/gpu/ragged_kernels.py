@@ -75,7 +75,7 @@ def _forward_blocks(
             base = m_new
         p = tl.exp2(s * scale - base[:, None])
         fade = tl.exp2(m - base)
-        total = total * fade + tl.sum(p, 1)
+        total = total * fade[:, None] + tl.sum(tl.reshape(p, (p.shape[0], BN // 8, 8)), 1)
         if DROPOUT:
             p = drop(p, row_bits[:, None], hash_columns(seed, columns)[None, :], threshold)
         v = load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, end, dv, DV, BLOCK_DV, MASKED)
@@ -140,7 +140,7 @@ def forward(
         marks_ptr += head * (1 + PATTERN) * marks_width
     acc = tl.zeros((BM, BLOCK_DV), tl.float32)
     m = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
+    total = tl.zeros((BM, 8), tl.float32)
     seen, clear, end = reach(rows, block, L, count, window, BM, BN, CAUSAL)
     span, step, arc = pattern_of(marks_ptr, PATTERN)
     near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)
@@ -153,6 +153,7 @@ def forward(
         end, row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, True, HAS_BIAS, PATTERN, DROPOUT,
         PRECISION,
     )  # fmt: skip
+    total = tl.sum(total, 1)
     if HAS_OWN:
         own = (batch * H + head) * L + rows
         own_k = load(own_k_ptr + own[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True).to(tl.float32)
@@ -188,9 +189,9 @@ def pool(
     """The means of keys and values over each head's windows, but for the heads in the `before` first rows of the table;
     and sums of these means, one per block, for μ.
 
-    A block of BN tokens is read once, and a product with the matrix of who belongs to which window adds them up.
+    A block of BN tokens is read once, and a product with the matrix of who belongs to which window adds them up. Every
+    program does several, so that few are enough: what needs nothing of them can run beside them from the start.
     """
-    block = tl.program_id(0)
     batch = tl.program_id(2).to(tl.int64)
     head_row = before + tl.program_id(1)
     head, count, window, k_start, k_stride, v_start, v_stride = points_of(table_ptr, head_row, batch, ALIGNED)
@@ -199,24 +200,25 @@ def pool(
     dv = tl.arange(0, BLOCK_DV)
     place = tl.arange(0, BN)
     whole = BN // window  # points of a block
-    rows = block * whole * window + place
-    here = (place < whole * window) & (rows < tokens)
-    k_at = k_ptr + batch * k_batch + head * k_head + rows[:, None] * k_row + d[None, :]
-    v_at = v_ptr + batch * v_batch + head * v_head + rows[:, None] * v_row + dv[None, :]
-    k = tl.load(k_at, mask=here[:, None] & (d[None, :] < D), other=0.0)
-    v = tl.load(v_at, mask=here[:, None] & (dv[None, :] < DV), other=0.0)
-    points = block * whole + place
-    belongs = (place[None, :] // window == place[:, None]).to(k.dtype)
-    size = tl.minimum(tokens - points * window, window)
-    share = (1.0 / tl.maximum(size, 1).to(tl.float32))[:, None]
-    k_mean = tl.dot(belongs, k, input_precision="ieee") * share
-    v_mean = tl.dot(belongs, v, input_precision="ieee") * share
-    limit = tl.minimum(block * whole + whole, count)
-    store(k_out_ptr + k_start + points[:, None] * k_stride + d[None, :], k_mean, points, limit, d, D)
-    store(v_out_ptr + v_start + points[:, None] * v_stride + dv[None, :], v_mean, points, limit, dv, DV)
-    if HAS_SUM:
-        total = tl.sum(tl.where((points < limit)[:, None], k_mean, 0.0), 0)
-        tl.store(sum_ptr + ((batch * H + head) * blocks + block) * D + d, total, mask=d < D)
+    belongs = (place[None, :] // window == place[:, None]).to(k_ptr.dtype.element_ty)
+    k_ptr += batch * k_batch + head * k_head
+    v_ptr += batch * v_batch + head * v_head
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):
+        rows = block * whole * window + place
+        here = ((place < whole * window) & (rows < tokens))[:, None]
+        k = tl.load(k_ptr + rows[:, None] * k_row + d[None, :], mask=here & (d[None, :] < D), other=0.0)
+        v = tl.load(v_ptr + rows[:, None] * v_row + dv[None, :], mask=here & (dv[None, :] < DV), other=0.0)
+        points = block * whole + place
+        size = tl.minimum(tokens - points * window, window)
+        share = (1.0 / tl.maximum(size, 1).to(tl.float32))[:, None]
+        k_mean = tl.dot(belongs, k, input_precision="ieee") * share
+        v_mean = tl.dot(belongs, v, input_precision="ieee") * share
+        limit = tl.minimum(block * whole + whole, count)
+        store(k_out_ptr + k_start + points[:, None] * k_stride + d[None, :], k_mean, points, limit, d, D)
+        store(v_out_ptr + v_start + points[:, None] * v_stride + dv[None, :], v_mean, points, limit, dv, DV)
+        if HAS_SUM:
+            total = tl.sum(tl.where((points < limit)[:, None], k_mean, 0.0), 0)
+            tl.store(sum_ptr + ((batch * H + head) * blocks + block) * D + d, total, mask=d < D)
 
 
 @triton.jit

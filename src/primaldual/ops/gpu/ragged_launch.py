@@ -150,17 +150,18 @@ def backward(
     sweep, adding, width = parts == 8, parts == 16, -(-L // 128) * 128
     if sweep or adding:
         sums = q.new_empty((B, H, L, D) if sweep else (B, H, width, block_d), dtype=torch.float32)
-    if parts != 4:
-        once = sweep or adding
-        delta = lse.new_empty(B, H, 3, width) if once else torch.empty_like(lse)
+    if parts == 4:  # they are read as they are
+        lse = lse.contiguous()
+    else:
+        delta = lse.new_empty(B, H, 2 + (call.dropout_p > 0.0), width)
         zeros = sums if adding else None
         launching.launch(
-            ("delta", once, call.dropout_p, q.device, *kind(out, grad, zeros)),
+            ("delta", call.dropout_p, q.device, *kind(out, grad, lse, zeros)),
             (out, grad, delta, lse, call.seed, zeros),
             lambda: (
-                ragged_work.kernels().delta, ((width if once else -(-L // 64) * 64) // 64, B * H, 1),
-                (*three(out), *three(grad), H, L, width, 1.0 - call.dropout_p, block_d, value_dim, block_dv, 64,
-                 call.dropout_p > 0.0, once, eights(out, grad)), options(4, 1),
+                ragged_work.kernels().delta, (width // 64, B * H, 1),
+                (*three(out), *three(grad), *lse.stride()[:2], H, L, width, 1.0 - call.dropout_p, block_d, value_dim, block_dv, 64,
+                 call.dropout_p > 0.0, eights(out, grad)), options(4, 1),
             ),
         )  # fmt: skip
 
