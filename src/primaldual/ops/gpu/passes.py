@@ -16,7 +16,7 @@ BLOCKS, _SPAN = 16, 128
 
 
 POOLING, _STAGED = 2 * 132, 98304
-"""Programs of `pool`, two on every multiprocessor: others have room beside them. And the most bytes each has in flight."""
+"""Programs of `pool`, two a multiprocessor, so that others have room beside them; and most bytes in flight of each."""
 
 
 class Shift(NamedTuple):

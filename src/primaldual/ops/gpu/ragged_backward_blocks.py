@@ -217,14 +217,14 @@ def backward_keys(
     place = tl.arange(0, BM)
     ahead = tl.minimum(first_row, width - BM)
     lse = tl.load(rows_ptr + ahead + place) if ROWS else load_lse(lse_base, first_row + place, L)
-    delta_row = tl.load(rows_ptr + width + ahead + place) if not WHOLE else 0.0
+    delta_row = tl.load(rows_ptr + width + ahead + place) if not WHOLE else lse
     for start in tl.range(first_row, L, BM):
         rows = start + place
         q = load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
         grad = load(grad_base + rows[:, None] * grad_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, not EVEN)
         ahead = tl.minimum(start + BM, width - BM)  # one block: nothing else hides the latency
         next_lse = tl.load(rows_ptr + ahead + place) if ROWS else load_lse(lse_base, rows + BM, L)
-        next_delta = tl.load(rows_ptr + width + ahead + place) if not WHOLE else 0.0
+        next_delta = tl.load(rows_ptr + width + ahead + place) if not WHOLE else next_lse
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if HAS_BIAS:
             p = weight(s * scale + (bias[:, None] - lse[None, :]))

@@ -41,10 +41,10 @@ def delta(
     BLOCK_D: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr, DROPOUT: tl.constexpr,
     EIGHTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """delta_i = out_i · grad_i = Σ_j p_ij (grad_i · v_j); and with it all that the way back needs of a query beside itself.
+    """delta_i = out_i · grad_i = Σ_j p_ij (grad_i · v_j), with what else the way back needs of a query but itself.
 
-    That is, [B, H, 2 or 3, width]: its log-sum-exp in units of log 2, keep · delta and, for dropout, its hash; ready to
-    be loaded without a mask. Sums of dq, where they are given, [B, H, width, BLOCK_D], become zero.
+    That is, [B, H, 2 or 3, width]: log-sum-exp in units of log 2, keep · delta and, for dropout, a hash; to be loaded
+    without a mask. Sums of dq, where they are given, [B, H, width, BLOCK_D], become zero.
     """
     begin(PDL)
     batch = (tl.program_id(1) // H).to(tl.int64)

@@ -160,8 +160,8 @@ def backward(
             (out, grad, delta, lse, call.seed, zeros),
             lambda: (
                 ragged_work.kernels().delta, (width // 64, B * H, 1),
-                (*three(out), *three(grad), *lse.stride()[:2], H, L, width, 1.0 - call.dropout_p, block_d, value_dim, block_dv, 64,
-                 call.dropout_p > 0.0, eights(out, grad)), options(4, 1),
+                (*three(out), *three(grad), *lse.stride()[:2], H, L, width, 1.0 - call.dropout_p, block_d, value_dim,
+                 block_dv, 64, call.dropout_p > 0.0, eights(out, grad)), options(4, 1),
             ),
         )  # fmt: skip
 
