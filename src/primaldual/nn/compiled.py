@@ -134,17 +134,19 @@ def _grouped(groups: Groups, recentred: bool, number: float, dropout_p: float) -
     def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
         x, weight, bias, beta, seed = inputs
         flat, shift, rows, mean = grouped.forward(x, weight, bias, beta, groups, recentred, number)
-        out, lse = ragged_launch.forward(queries.of(flat), flat, flat, groups.head_dim, call(shift, seed))
-        return out, (flat, shift, rows, mean, out, lse)
+        q = queries.of(flat)
+        shifted = q if back and shift is not None else None
+        out, lse = ragged_launch.forward(q, flat, flat, groups.head_dim, call(shift, seed), shifted)
+        return out, (flat, rows, mean, out, lse)
 
     def backward(
-        grad: Tensor, inputs: Any, wanted: recipe.Wanted, flat: Tensor, shift: Tensor | None, rows: Tensor,
-        mean: Tensor | None, out: Tensor, lse: Tensor,
+        grad: Tensor, inputs: Any, wanted: recipe.Wanted, flat: Tensor, rows: Tensor, mean: Tensor | None, out: Tensor,
+        lse: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x, _, bias, beta, seed = inputs
         found = flat.new_empty(flat.shape)
         ragged_launch.backward(
-            grad, queries.of(flat), flat, flat, out, lse, call(shift, seed), found, found, 0, dq=queries.of(found)
+            grad, queries.of(flat), flat, flat, out, lse, call(None, seed), found, found, 0, dq=queries.of(found)
         )
         dtype = None if bias is None else bias.dtype
         return *grouped.backward(found, x, rows, beta, mean, groups, number, dtype, wanted), None

@@ -98,7 +98,8 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Heads whose queries, keys and values are given in one flat buffer; long ones go back through `cudnn`.
 
-    shift [B, H, D] is taken off the queries; its gradient, −Σ_i dq_i, is left to whoever made it.
+    shift [B, H, D] is taken off the queries, in the buffer itself if there is a way back: whoever made it must not need
+    them again. Its gradient, −Σ_i dq_i, is left to whoever made it, too.
     """
     parts = divide(layout, queries.length, queries.dim) if cudnn else (Part(slice(None), layout, False),)
     return _Points.apply(packed, shift, queries, layout, parts, dropout_p, seed)
@@ -273,15 +274,17 @@ class _Points(torch.autograd.Function):
         parts: tuple[Part, ...], dropout_p: float, seed: Tensor | None,
     ) -> Tensor:  # fmt: skip
         call = Call(layout, Shift.of(shift), dropout_p=dropout_p, seed=seed)
-        out, lse = forward(queries.of(packed), packed, packed, queries.dim, call)
-        ctx.save_for_backward(packed, out, lse, shift, seed)
+        q = queries.of(packed)
+        shifted = q if shift is not None and ctx.needs_input_grad[0] else None
+        out, lse = forward(q, packed, packed, queries.dim, call, shifted)
+        ctx.save_for_backward(packed, out, lse, seed)
         ctx.settings = queries, parts, dropout_p
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        packed, out, lse, shift, seed = ctx.saved_tensors
+        packed, out, lse, seed = ctx.saved_tensors
         queries, parts, dropout_p = ctx.settings
         B, D = queries.batch, queries.dim
         grad = like_output(grad, out) if any(part.cudnn for part in parts) else grad
@@ -290,19 +293,14 @@ class _Points(torch.autograd.Function):
         fork = _forked(parts, q)
         for number, part in enumerate(parts):
             heads = part.heads
-            mine = None if shift is None else shift[:, heads]
             with fork.part(number):
                 if part.cudnn:
                     keys, values = (_heads_of(packed, part, B, D, side) for side in (False, True))
-                    own = q[:, heads]
-                    if mine is not None:
-                        own = output(own, D)
-                        place(q[:, heads], own, shift=Shift.of(mine))
-                    each = by_cudnn(grad[:, heads], own, keys, values, out[:, heads], lse[:, heads])
+                    each = by_cudnn(grad[:, heads], q[:, heads], keys, values, out[:, heads], lse[:, heads])
                     dkeys, dvalues = (_heads_of(found, part, B, D, side) for side in (False, True))
                     place_three(each, (dq[:, heads], dkeys, dvalues), window=1)
                 else:
-                    call = Call(part.layout, Shift.of(mine), dropout_p=dropout_p, seed=seed)
+                    call = Call(part.layout, dropout_p=dropout_p, seed=seed)
                     backward(
                         grad[:, heads], q[:, heads], packed, packed, out[:, heads], lse[:, heads], call,
                         found, found, 0, dq=dq[:, heads],

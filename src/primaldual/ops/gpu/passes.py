@@ -15,8 +15,11 @@ BLOCKS, _SPAN = 16, 128
 """The most blocks of rows that `sum_rows` adds up, and the rows that a block has at least."""
 
 
-POOLING, _STAGED = 2 * 132, 98304
-"""Programs of `pool`, two a multiprocessor, so that others have room beside them; and most bytes in flight of each."""
+ROOM = 2 * 132
+"""Programs of a pass beside which others have room: two a multiprocessor."""
+
+_STAGED = 98304
+"""The most bytes that one of them has on the way."""
 
 
 class Shift(NamedTuple):
@@ -66,7 +69,7 @@ def pool(
         work = ragged_work.work(layout, B, S, max(D, DV), k.dtype, False, k.device)
         numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, want_mean
         heads = H - before
-        programs = max(1, min(blocks, POOLING // (heads * B)))
+        programs = max(1, min(blocks, ROOM // (heads * B)))
         staged = 3 * size * (block_of(D) + block_of(DV)) * k.element_size()
         how = options(4, 3, 128) if staged <= _STAGED else options(4, 1)
         return ragged_work.kernels().pool, (programs, heads, B), (work.table, *numbers, work.aligned), how
