@@ -159,9 +159,9 @@ def backward(
             ("delta", call.dropout_p, q.device, *kind(out, grad, lse, zeros)),
             (out, grad, delta, lse, call.seed, zeros),
             lambda: (
-                ragged_work.kernels().delta, (width // 64, B * H, 1),
+                ragged_work.kernels().delta, (width // 32, B * H, 1),
                 (*three(out), *three(grad), *lse.stride()[:2], H, L, width, 1.0 - call.dropout_p, block_d, value_dim,
-                 block_dv, 64, call.dropout_p > 0.0, eights(out, grad)), options(4, 1),
+                 block_dv, 32, call.dropout_p > 0.0, eights(out, grad)), options(4, 1),
             ),
         )  # fmt: skip
 
