@@ -108,7 +108,7 @@ def test_a_causal_sequence_of_several_blocks(scales: tuple, dtype: torch.dtype) 
 @pytest.mark.parametrize("mask", ["none", "padding"])
 def test_one_program_pools_many_blocks(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "ROOM", 1)
-    check(mechanism("bn+sh", scales=(3, 1, 2)), (17, 300, 8, 8), torch.float32, heads=3, mask=mask)
+    check(mechanism("bn+sh", scales=(3, 1, 2)), (17, 300, 8, 8), torch.float16, heads=3, mask=mask)
 
 
 @interpreted

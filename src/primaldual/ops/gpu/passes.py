@@ -14,12 +14,11 @@ from .launching import block_of, in_rows, kind, options, power_of_2, three
 BLOCKS, _SPAN = 16, 128
 """The most blocks of rows that `sum_rows` adds up, and the rows that a block has at least."""
 
-
 ROOM = 2 * 132
 """Programs of a pass beside which others have room: two a multiprocessor."""
 
-_STAGED = 98304
-"""The most bytes that one of them has on the way."""
+_TILE = 64 * 128
+"""Numbers that such a program of `pool` reads at a time, at most: larger ones leave no room."""
 
 
 class Shift(NamedTuple):
@@ -68,10 +67,9 @@ def pool(
     def prepare() -> Any:
         work = ragged_work.work(layout, B, S, max(D, DV), k.dtype, False, k.device)
         numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, want_mean
-        heads = H - before
-        programs = max(1, min(blocks, ROOM // (heads * B)))
-        staged = 3 * size * (block_of(D) + block_of(DV)) * k.element_size()
-        how = options(4, 3, 128) if staged <= _STAGED else options(4, 1)
+        heads, programs, how = H - before, blocks, options(4, 1)
+        if k.element_size() == 2 and size * (block_of(D) + block_of(DV)) <= _TILE:  # float32 has no fast products
+            programs, how = max(1, min(blocks, ROOM // (heads * B))), options(4, 3, 128)
         return ragged_work.kernels().pool, (programs, heads, B), (work.table, *numbers, work.aligned), how
 
     launching.launch(("pool", layout, want_mean, before, k.device, *kind(k, v)), (k, v, keys, values, sums), prepare)
