@@ -44,9 +44,9 @@ class Shift(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _pool_blocks(layout: tuple[int, ...]) -> tuple[int, int]:
+def _pool_blocks(layout: tuple[int, ...], least: int) -> tuple[int, int]:
     """Tokens of a block, which must hold a window; and the most blocks that a head has."""
-    size = max(64, power_of_2(max(layout[2::9])))
+    size = max(least, power_of_2(max(layout[2::9])))
     return size, max(-(-count // (size // window)) for count, window in zip(layout[1::9], layout[2::9], strict=True))
 
 
@@ -61,14 +61,15 @@ def pool(
     DV = v.shape[-1]
     rows = B * sum(layout[1 + 9 * before :: 9])
     keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
-    size, blocks = _pool_blocks(layout[9 * before :])
+    short = k.element_size() == 2
+    size, blocks = _pool_blocks(layout[9 * before :], 64 if short else 16)
     sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
 
     def prepare() -> Any:
         work = ragged_work.work(layout, B, S, max(D, DV), k.dtype, False, k.device)
         numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, want_mean
-        heads, programs, how = H - before, blocks, options(4, 1)
-        if k.element_size() == 2 and size * (block_of(D) + block_of(DV)) <= _TILE:  # float32 has no fast products
+        heads, programs, how = H - before, blocks if short else -(-blocks // 4), options(4, 1)
+        if short and size * (block_of(D) + block_of(DV)) <= _TILE:
             programs, how = max(1, min(blocks, ROOM // (heads * B))), options(4, 3, 128)
         return ragged_work.kernels().pool, (programs, heads, B), (work.table, *numbers, work.aligned), how
 

@@ -52,7 +52,11 @@ def _forward_blocks(
     MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over the points [start, end); `seen` is how many of them each row sees, where MASKED."""
+    """The online softmax over the points [start, end); `seen` is how many of them each row sees, where MASKED.
+
+    A row's total is kept as several sums, as threads hold the scores: these are added up once, after the loops.
+    """
+    SUMS: tl.constexpr = total.shape[1]
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     for first in tl.range(start, end, BN):
@@ -75,7 +79,7 @@ def _forward_blocks(
             base = m_new
         p = tl.exp2(s * scale - base[:, None])
         fade = tl.exp2(m - base)
-        total = total * fade[:, None] + tl.sum(tl.reshape(p, (p.shape[0], BN // 8, 8)), 1)
+        total = total * fade[:, None] + tl.sum(tl.reshape(p, (p.shape[0], BN // SUMS, SUMS)), 1)
         if DROPOUT:
             p = drop(p, row_bits[:, None], hash_columns(seed, columns)[None, :], threshold)
         v = load(v_ptr + columns[:, None] * v_stride + dv[None, :], columns, end, dv, DV, BLOCK_DV, MASKED)
@@ -140,7 +144,8 @@ def forward(
         marks_ptr += head * (1 + PATTERN) * marks_width
     acc = tl.zeros((BM, BLOCK_DV), tl.float32)
     m = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM, 8), tl.float32)
+    SUMS: tl.constexpr = 1 if q.dtype == tl.float32 and (PRECISION == "ieee" or BLOCK_D > 64) else 8
+    total = tl.zeros((BM, SUMS), tl.float32)
     seen, clear, end = reach(rows, block, L, count, window, BM, BN, CAUSAL)
     span, step, arc = pattern_of(marks_ptr, PATTERN)
     near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)

@@ -97,8 +97,11 @@ def forward(
             eights(q, out, *(() if shifted is None else (shifted,))), precision(q),
         )  # fmt: skip
         registers, wide = 0, block_of(max(D, value_dim))
-        if call.shift is not None and call.bias is None and not call.pattern and q.dtype.itemsize == 2 and wide <= 64:
-            registers = 128 if wide == 64 else 96  # as many as without a shift, and no spills
+        if call.bias is None and q.dtype.itemsize == 2:  # as many as without a shift or dropout, and no spills
+            if wide <= 64 and call.shift is not None and not call.pattern:
+                registers = 128 if wide == 64 else 96
+            elif wide <= 16 and call.dropout_p > 0.0:
+                registers = 96
         how = options(tile.warps, tile.stages, registers)
         return ragged_work.kernels().forward, (work.forward.shape[0], 1, 1), (work.table, work.forward, *numbers), how
 
