@@ -122,6 +122,25 @@ def test_what_is_frozen_changes_no_other_gradient(frozen, monkeypatch):
         torch.testing.assert_close(tensor.grad, expected[what], rtol=1e-5, atol=1e-5)
 
 
+@interpreted
+@pytest.mark.parametrize("way", ["tokens", "ragged", "parallel"])
+def test_the_way_back_can_be_taken_twice_and_inference_gives_the_same(way, monkeypatch):
+    """Queries are re-centred where they lie, once: neither a second way back nor a second call finds them changed."""
+    stand_in(monkeypatch, [21])
+    monkeypatch.setattr(pooled, "how", lambda *given: way)
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["bn+sh"])
+    x = torch.randn(3, 21, E, requires_grad=True)
+    leaves = [x, *layer.parameters()]
+    out = layer(x, x, x, need_weights=False)[0]
+    first = torch.autograd.grad(out.square().sum(), leaves, retain_graph=True)
+    with torch.no_grad():
+        assert torch.equal(layer(x, x, x, need_weights=False)[0], out)
+    again = layer(x, x, x, need_weights=False)[0]
+    assert torch.equal(again, out)
+    for one in (out, again):
+        assert all(map(torch.equal, torch.autograd.grad(one.square().sum(), leaves), first))
+
+
 def test_one_buffer_holds_all_that_is_attended_to():
     groups = grouped.Groups(((1, (1,)), (2, (0, 2)), (5, (3,))), 3, 21, H, E // H)
     flat = torch.arange(float(sum(groups.sizes)))

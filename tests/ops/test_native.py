@@ -519,6 +519,19 @@ def test_layers_with_scaled_heads_have_the_bits_of_the_python_path(
 
 
 @in_the_interpreter
+@pytest.mark.parametrize("way", ["tokens", "ragged"])
+def test_the_way_back_can_be_taken_twice(way: str, interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: interpreter)
+    monkeypatch.setattr(pooled, "how", lambda *_: way)
+    layer, x = draw_layer("bn+sh", 21)
+    out = layer(x, x, x, need_weights=False)[0]
+    first, second = (torch.autograd.grad(out.sum(), (x, *layer.parameters()), retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+    with torch.no_grad():
+        assert torch.equal(layer(x, x, x, need_weights=False)[0], out)
+
+
+@in_the_interpreter
 @pytest.mark.parametrize("name", ["bn", "bn, learned"])
 def test_re_centred_layers_have_the_bits_of_the_python_path(
     name: str, layers: Any, monkeypatch: pytest.MonkeyPatch
