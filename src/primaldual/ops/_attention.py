@@ -45,7 +45,8 @@ def attention(
         is_causal: query i sees keys up to i (top-left aligned); a mask beside it is taken as a hint and ignored.
         dropout_p: on the weights; for finite features, which have none, on the output.
         parameters: what is learned, by name (`primal.learned(heads, head_dim)`); absent ones have their initial value.
-        impl: "auto", or the executor to use: "reference", "sdpa", "linear", "block_sparse". One that cannot raises.
+        impl: "auto", or the executor to use: "reference", "sdpa", "ragged", "linear", "block_sparse". One that cannot
+            raises.
         need_weights: also return [batch, heads, length, keys]; a pooled key's weight is shared by its tokens.
 
     Returns:
