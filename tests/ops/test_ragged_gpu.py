@@ -69,6 +69,13 @@ def test_head_dimensions(shape: tuple[int, int, int, int]) -> None:
     check(UNSORTED, shape, torch.bfloat16, **CUDA)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [16, 64, 128])
+def test_means_over_windows_in_many_blocks(dim: int, dtype: torch.dtype) -> None:
+    for scales in ((8, 1, 2, 3), (40, 1, 2, 1)):
+        check(mechanism("bn+sh", scales=scales), (1000, 1000, dim, dim), dtype, **CUDA)
+
+
 def test_float32_products_may_be_rounded_to_tf32() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     check(UNSORTED, (1000, 1000, 16, 16), torch.float32, eps=2.0**-10, **CUDA)
