@@ -39,7 +39,6 @@ from primaldual.ops.gpu import launching, ragged_launch
 from primaldual.ops.gpu.noting import Launch, noted
 from primaldual.ops.problem import state
 
-SCALES = (1, 1, 2, 2, 4, 4, 8, 8)
 SHARED, REGISTERS, THREADS = 233472, 65536, 2048
 """Of a multiprocessor. Of the shared memory, in bytes, every program takes 1024 more than it asks for."""
 
@@ -55,15 +54,18 @@ class Form:
     dropout: float = 0.0
     causal: bool = False
     padded: bool = False
+    window: int = 8
+    """The longest."""
 
     @property
     def name(self) -> str:
         words = [self.mechanism, f"{self.length} × {self.dim}", self.dtype]
-        return ", ".join(words + [word for word in ("dropout", "causal", "padded") if getattr(self, word)])
+        words += [word for word in ("dropout", "causal", "padded") if getattr(self, word)]
+        return ", ".join(words + [f"windows of {self.window}"] * (self.window > 8))
 
     @property
     def primal(self) -> Primal:
-        pools = {"scales": SCALES} if "sh" in self.mechanism else {}
+        pools = {"scales": (1, 1, 2, 2, 4, 4, self.window, self.window)} if "sh" in self.mechanism else {}
         return mechanism(self.mechanism, **pools)
 
 
@@ -74,6 +76,7 @@ FORMS = (
     *(Form("bn+sh", length, dim) for length in (128, 1024) for dim in (16, 64)),
     *(Form(name, 896, dim, dropout=0.1) for name in ("softmax", "sh", "bn+sh", "sparse") for dim in (8, 16)),
     *(Form("bn+sh", 896, dim, dropout=0.1, padded=True) for dim in (8, 64)),
+    *(Form("sh", 1024, 64, dtype, window=512) for dtype in ("bfloat16", "float32")),
     Form("softmax", 1000, causal=True), Form("sh", 1000, causal=True), Form("softmax", 1024),
 )  # fmt: skip
 

@@ -112,9 +112,11 @@ def test_one_program_pools_many_blocks(mask: str, monkeypatch: pytest.MonkeyPatc
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("mask", ["none", "padding"])
-def test_windows_longer_than_a_block(mask: str) -> None:
-    check(mechanism("bn+sh", scales=(100, 1, 200)), (17, 150, 8, 8), torch.float32, heads=3, mask=mask)
+def test_windows_longer_than_a_block(mask: str, dtype: torch.dtype) -> None:
+    for scales in ((100, 1, 200), (2, 70, 5)):
+        check(mechanism("bn+sh", scales=scales), (17, 150, 8, 8), dtype, heads=3, mask=mask)
 
 
 @interpreted

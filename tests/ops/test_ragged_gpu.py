@@ -72,7 +72,7 @@ def test_head_dimensions(shape: tuple[int, int, int, int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [16, 64, 128])
 def test_means_over_windows_in_many_blocks(dim: int, dtype: torch.dtype) -> None:
-    for scales in ((8, 1, 2, 3), (40, 1, 2, 1)):
+    for scales in ((8, 1, 2, 3), (300, 1, 2, 1)):
         check(mechanism("bn+sh", scales=scales), (1000, 1000, dim, dim), dtype, **CUDA)
 
 

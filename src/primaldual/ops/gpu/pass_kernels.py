@@ -14,13 +14,14 @@ def pool(
     k_ptr, v_ptr, k_out_ptr, v_out_ptr, sum_ptr, table_ptr, k_batch, k_head, k_row, v_batch, v_head, v_row, H, tokens,
     blocks, before,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
-    HAS_SUM: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
+    LONG: tl.constexpr, HAS_SUM: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The means of keys and values over each head's windows, but for the heads in the `before` first rows of the table;
     and sums of these means, one per block, for μ.
 
     A block of BN tokens is read once, and a product with the matrix of who belongs to which window adds them up. Every
-    program does several, so that few are enough: what needs nothing of them can run beside them from the start.
+    program does several, so that few are enough: what needs nothing of them can run beside them from the start. Where
+    some windows are LONG, longer than BN, each of these is a block.
     """
     batch = tl.program_id(2).to(tl.int64)
     head_row = before + tl.program_id(1)
@@ -28,27 +29,54 @@ def pool(
     lead(PDL)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    place = tl.arange(0, BN)
-    whole = BN // window  # points of a block
-    belongs = (place[None, :] // window == place[:, None]).to(k_ptr.dtype.element_ty)
     k_ptr += batch * k_batch + head * k_head
     v_ptr += batch * v_batch + head * v_head
-    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):
-        rows = block * whole * window + place
-        here = ((place < whole * window) & (rows < tokens))[:, None]
-        k = tl.load(k_ptr + rows[:, None] * k_row + d[None, :], mask=here & (d[None, :] < D), other=0.0)
-        v = tl.load(v_ptr + rows[:, None] * v_row + dv[None, :], mask=here & (dv[None, :] < DV), other=0.0)
-        points = block * whole + place
-        size = tl.minimum(tokens - points * window, window)
-        share = (1.0 / tl.maximum(size, 1).to(tl.float32))[:, None]
-        k_mean = tl.dot(belongs, k, input_precision="ieee") * share
-        v_mean = tl.dot(belongs, v, input_precision="ieee") * share
-        limit = tl.minimum(block * whole + whole, count)
-        store(k_out_ptr + k_start + points[:, None] * k_stride + d[None, :], k_mean, points, limit, d, D)
-        store(v_out_ptr + v_start + points[:, None] * v_stride + dv[None, :], v_mean, points, limit, dv, DV)
-        if HAS_SUM:
-            total = tl.sum(tl.where((points < limit)[:, None], k_mean, 0.0), 0)
-            tl.store(sum_ptr + ((batch * H + head) * blocks + block) * D + d, total, mask=d < D)
+    k_out_ptr += k_start
+    v_out_ptr += v_start
+    if HAS_SUM:
+        sum_ptr += (batch * H + head) * blocks * D
+    if LONG and window > BN:
+        for point in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):
+            first, stop = point * window, tl.minimum(point * window + window, tokens)
+            share = 1.0 / tl.maximum(stop - first, 1).to(tl.float32)
+            k_mean = _sum_of(k_ptr, first, stop, k_row, d, D, BLOCK_D, BN) * share
+            v_mean = _sum_of(v_ptr, first, stop, v_row, dv, DV, BLOCK_DV, BN) * share
+            k_at, v_at = k_out_ptr + point * k_stride + d, v_out_ptr + point * v_stride + dv
+            tl.store(k_at, k_mean.to(k_out_ptr.dtype.element_ty), mask=(point < count) & (d < D))
+            tl.store(v_at, v_mean.to(v_out_ptr.dtype.element_ty), mask=(point < count) & (dv < DV))
+            if HAS_SUM:
+                tl.store(sum_ptr + point * D + d, k_mean, mask=d < D)
+    else:
+        place = tl.arange(0, BN)
+        whole = BN // window  # points of a block
+        belongs = (place[None, :] // window == place[:, None]).to(k_ptr.dtype.element_ty)
+        for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):
+            rows = block * whole * window + place
+            here = ((place < whole * window) & (rows < tokens))[:, None]
+            k = tl.load(k_ptr + rows[:, None] * k_row + d[None, :], mask=here & (d[None, :] < D), other=0.0)
+            v = tl.load(v_ptr + rows[:, None] * v_row + dv[None, :], mask=here & (dv[None, :] < DV), other=0.0)
+            points = block * whole + place
+            size = tl.minimum(tokens - points * window, window)
+            share = (1.0 / tl.maximum(size, 1).to(tl.float32))[:, None]
+            k_mean = tl.dot(belongs, k, input_precision="ieee") * share
+            v_mean = tl.dot(belongs, v, input_precision="ieee") * share
+            limit = tl.minimum(block * whole + whole, count)
+            store(k_out_ptr + points[:, None] * k_stride + d[None, :], k_mean, points, limit, d, D)
+            store(v_out_ptr + points[:, None] * v_stride + dv[None, :], v_mean, points, limit, dv, DV)
+            if HAS_SUM:
+                total = tl.sum(tl.where((points < limit)[:, None], k_mean, 0.0), 0)
+                tl.store(sum_ptr + block * D + d, total, mask=d < D)
+
+
+@triton.jit
+def _sum_of(ptr, first, stop, row, d, D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr):
+    """The sum of the rows from `first` to `stop`, [BLOCK_D]."""
+    total = tl.zeros((BN, BLOCK_D), tl.float32)
+    for start in range(first, stop, BN):
+        rows = start + tl.arange(0, BN)
+        here = (rows < stop)[:, None] & (d[None, :] < D)
+        total += tl.load(ptr + rows[:, None] * row + d[None, :], mask=here, other=0.0).to(tl.float32)
+    return tl.sum(total, 0)
 
 
 @triton.jit

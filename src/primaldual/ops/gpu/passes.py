@@ -44,10 +44,9 @@ class Shift(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _pool_blocks(layout: tuple[int, ...], least: int) -> tuple[int, int]:
-    """Tokens of a block, which must hold a window; and the most blocks that a head has."""
-    size = max(least, power_of_2(max(layout[2::9])))
-    return size, max(-(-count // (size // window)) for count, window in zip(layout[1::9], layout[2::9], strict=True))
+def _pool_blocks(layout: tuple[int, ...], size: int) -> int:
+    """The most blocks of so many tokens, or windows that are longer, that a head has."""
+    return max(-(-points // max(1, size // window)) for points, window in zip(layout[1::9], layout[2::9], strict=True))
 
 
 def pool(
@@ -62,12 +61,13 @@ def pool(
     rows = B * sum(layout[1 + 9 * before :: 9])
     keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
     short = k.element_size() == 2
-    size, blocks = _pool_blocks(layout[9 * before :], 64 if short else 16)
+    size = 64 if short else 16  # float32 has no fast products
+    blocks, long = _pool_blocks(layout[9 * before :], size), max(layout[2::9]) > size
     sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
 
     def prepare() -> Any:
         work = ragged_work.work(layout, B, S, max(D, DV), k.dtype, False, k.device)
-        numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, want_mean
+        numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, long, want_mean
         heads, programs, how = H - before, blocks if short else -(-blocks // 4), options(4, 1)
         if short and size * (block_of(D) + block_of(DV)) <= _TILE:
             programs, how = max(1, min(blocks, ROOM // (heads * B))), options(4, 3, 128)
