@@ -1,14 +1,14 @@
 """What the compiler makes of the ragged kernels on Hopper: registers, spills, loops. No GPU is needed.
 
-    python benchmarks/machine_code.py                      # a table, about two minutes
+    python benchmarks/machine_code.py                      # a table, about a minute
     python benchmarks/machine_code.py --only bn+sh         # the forms whose names hold this
-    python benchmarks/machine_code.py --json now.json      # to compare with later
-    PYTHONPATH=other/src python benchmarks/machine_code.py --against now.json
+    PYTHONPATH=other/src python benchmarks/machine_code.py --json other.json   # another checkout's kernels
+    python benchmarks/machine_code.py --against other.json                     # what differs here
 
 The Python path of every form is walked with its launches noted down, which compiles the kernels and does not launch
 them; the disassembler that comes with Triton reads what came out. `spilled`: bytes a thread keeps in memory, and after
-the plus how many instructions of its loops go there. `programs`: as many as fit on a multiprocessor. `loops`:
-instructions of the longest ones.
+the plus how many instructions of its loops go there. `programs`: as many as fit on a multiprocessor. `code`: all
+instructions; `loops`: those of the longest ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import argparse
 import json
 import re
 import subprocess
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,9 +31,11 @@ from unittest.mock import patch
 import torch
 import triton
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
 
 from primaldual import Primal, mechanism
 from primaldual.ops import ragged
@@ -39,6 +43,7 @@ from primaldual.ops.gpu import launching, ragged_launch
 from primaldual.ops.gpu.noting import Launch, noted
 from primaldual.ops.problem import state
 
+Row = dict[str, Any]
 SHARED, REGISTERS, THREADS = 233472, 65536, 2048
 """Of a multiprocessor. Of the shared memory, in bytes, every program takes 1024 more than it asks for."""
 
@@ -126,16 +131,21 @@ def launches(form: Form) -> list[Launch]:
         return [step for step in steps if isinstance(step, Launch)]
 
 
-def examine(form: Form) -> Iterator[dict[str, Any]]:
+def examine(form: Form) -> Iterator[Row]:
+    """A row for every launch; a kernel that is launched again has a number behind its name."""
+    seen: Counter[str] = Counter()
     for step in launches(form):
+        seen[step.name] += 1
         compiled = step.ready.compiled
-        code, usage = (disassembled(compiled.asm["cubin"], how) for how in ("-sass", "-res-usage"))
-        registers, spilled = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))  # type: ignore[index]
+        code = instructions(disassembled(compiled.asm["cubin"], "-sass"))
+        usage = dict(re.findall(r"(\w+):(\d+)", disassembled(compiled.asm["cubin"], "-res-usage")))
+        registers, spilled = int(usage["REG"]), int(usage["STACK"])
         threads, shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
         fit = REGISTERS // (-(-registers // 8) * 8 * threads), SHARED // (shared + 1024), THREADS // threads
         yield {
-            "form": form.name, "kernel": step.name, "registers": registers, "spilled": spilled, "shared": shared,
-            "programs": min(fit), "grid": list(step.ready.grid), "loops": loops(code),
+            "form": form.name, "kernel": step.name if seen[step.name] == 1 else f"{step.name} {seen[step.name]}",
+            "registers": registers, "spilled": spilled, "shared": shared, "programs": min(fit), "code": len(code),
+            "loops": loops(code),
         }  # fmt: skip
 
 
@@ -147,54 +157,77 @@ def disassembled(cubin: bytes, how: str) -> str:
         return subprocess.run([tool, how, file.name], capture_output=True, text=True, check=True).stdout
 
 
-def loops(code: str) -> list[dict[str, int]]:
+def instructions(listing: str) -> list[tuple[int, str]]:
+    """Addresses and what stands there."""
+    return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", listing)]
+
+
+def loops(code: list[tuple[int, str]]) -> list[dict[str, int]]:
     """Whatever lies between a branch back and where it goes, longest first: instructions, and those that spill."""
-    lines = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", code)]
-    number = {at: n for n, (at, _) in enumerate(lines)}
+    number = {at: n for n, (at, _) in enumerate(code)}
     found = []
-    for n, (at, text) in enumerate(lines):
+    for n, (at, text) in enumerate(code):
         branch = re.search(r"\bBRA\S*\s.*?0x([0-9a-f]+)", text)
         if branch and (to := int(branch[1], 16)) < at and to in number:
-            body = [text for _, text in lines[number[to] : n + 1]]
+            body = [text for _, text in code[number[to] : n + 1]]
             spills = sum(bool(re.search(r"\b(LDL|STL)\b", text)) for text in body)
             found.append({"instructions": len(body), "spills": spills})
     return sorted(found, key=lambda loop: -loop["instructions"])
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def cells(row: Row | None) -> list[str]:
+    """What a row of the table shows; of a launch that is not there, nothing."""
+    if row is None:
+        return ["–"] * 6
     inside = sum(loop["spills"] for loop in row["loops"])
     return [
         str(row["registers"]), f"{row['spilled']} + {inside}" if inside else str(row["spilled"]), str(row["shared"]),
-        str(row["programs"]), " ".join(str(loop["instructions"]) for loop in row["loops"][:4]),
+        str(row["programs"]), str(row["code"]), " ".join(str(loop["instructions"]) for loop in row["loops"][:4]) or "–",
     ]  # fmt: skip
+
+
+def differences(before: list[Row], now: list[Row]) -> list[list[str]]:
+    """Of the forms that both have, what was and what is; a launch that is new or gone, too."""
+    was, found = ({(row["form"], row["kernel"]): row for row in rows} for rows in (before, now))
+    shared = {row["form"] for row in before} & {row["form"] for row in now}
+    lines = []
+    for key in dict.fromkeys([*found, *was]):
+        one, other = cells(was.get(key)), cells(found.get(key))
+        if key[0] in shared and one != other:
+            lines.append([*key, *(a if a == b else f"{a} → {b}" for a, b in zip(one, other, strict=True))])
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="forms whose names hold this")
     parser.add_argument("--json", type=Path, help="write what was found")
-    parser.add_argument("--against", type=Path, help="what was written before: only what differs is shown")
+    parser.add_argument("--against", type=Path, help="what --json wrote before: only what differs is shown")
     asked = parser.parse_args()
     if launching.interpreted():
         parser.error("TRITON_INTERPRET is set: then Triton compiles nothing")
-    before = {(r["form"], r["kernel"]): r for r in json.loads(asked.against.read_text())} if asked.against else {}
+    if not (forms := [form for form in FORMS if asked.only in form.name]):
+        parser.error(f"no form's name holds {asked.only!r}; such as {FORMS[0].name!r}")
+    try:
+        before = json.loads(asked.against.read_text()) if asked.against else None
+    except (OSError, ValueError) as error:
+        parser.error(f"--against takes a file that --json wrote: {error}")
     driver.set_active(Hopper())
-    rows = []
-    table = Table("form", "kernel", "registers", "spilled", "shared", "programs", "loops")
-    for form in FORMS:
-        if asked.only not in form.name:
-            continue
-        for row in examine(form):
-            rows.append(row)
-            old = before.get((row["form"], row["kernel"]))
-            if not asked.against:
-                table.add_row(row["form"], row["kernel"], *cells(row))
-            elif old is not None and (was := cells(old)) != (now := cells(row)):
-                changed = (a if a == b else f"{a} → {b}" for a, b in zip(was, now, strict=True))
-                table.add_row(row["form"], row["kernel"], *changed)
+    rows, refused = [], []
+    for form in track(forms, console=Console(stderr=True), transient=True):
+        try:
+            rows += examine(form)
+        except OutOfResources as error:
+            refused.append(f"{form.name}: {error}")
     if asked.json:
         asked.json.write_text(json.dumps(rows, indent=1) + "\n")
-    Console(width=None if Console().is_terminal else 160).print(table if table.row_count else "nothing differs")
+    table = Table("form", "kernel", "registers", "spilled", "shared", "programs", "code", "loops")
+    lines = [[row["form"], row["kernel"], *cells(row)] for row in rows] if before is None else differences(before, rows)
+    for line in lines:
+        table.add_row(*line)
+    Console(width=None if Console().is_terminal else 180).print(table if lines else "nothing differs")
+    if refused:
+        sys.exit("\n".join(["on a GPU these would fail:", *refused]))
 
 
 if __name__ == "__main__":
