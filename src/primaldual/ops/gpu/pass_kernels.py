@@ -129,6 +129,17 @@ def spread(
 
 
 @triton.jit
+def _head_of(table_ptr):
+    """The head that a program works on, and its windows' size, which counts where there is a table."""
+    head = tl.program_id(1)
+    size = 1
+    if table_ptr is not None:
+        size = tl.load(table_ptr + head * 9 + 2).to(tl.int32)
+        head = tl.load(table_ptr + head * 9).to(tl.int32)
+    return head, size
+
+
+@triton.jit
 def place(
     from_ptr, sums_ptr, beta_ptr, to_ptr, table_ptr, from_batch, from_head, from_row, to_batch, to_head, to_row, H,
     rows, window, blocks, factor,
@@ -137,11 +148,7 @@ def place(
     """to[b, h, i] = from[b, h, ⌊i/window⌋] / window − what `sums` take off, times the row's share in a head's mean
     where there is a table."""
     batch = tl.program_id(2).to(tl.int64)
-    head = tl.program_id(1)
-    size = 1
-    if table_ptr is not None:
-        size = tl.load(table_ptr + head * 9 + 2).to(tl.int32)
-        head = tl.load(table_ptr + head * 9).to(tl.int32)
+    head, size = _head_of(table_ptr)
     begin(PDL)
     spread(
         tl.program_id(0), batch, head, from_ptr, to_ptr, sums_ptr, beta_ptr, table_ptr, from_batch, from_head, from_row,
@@ -189,11 +196,7 @@ def sum_rows(
     """sums[b, h, block] = Σ x[b, h, i] over the block's `span` rows; where there is a table, times the row's share in
     the head's mean."""
     batch = tl.program_id(2).to(tl.int64)
-    head = tl.program_id(1)
-    size = 1
-    if table_ptr is not None:
-        size = tl.load(table_ptr + head * 9 + 2).to(tl.int32)
-        head = tl.load(table_ptr + head * 9).to(tl.int32)
+    head, size = _head_of(table_ptr)
     begin(PDL)
     d = tl.arange(0, BLOCK_D)
     first = tl.program_id(0) * span

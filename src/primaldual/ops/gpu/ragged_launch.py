@@ -97,7 +97,7 @@ def forward(
             eights(q, out, *(() if shifted is None else (shifted,))), precision(q),
         )  # fmt: skip
         registers, wide = 0, block_of(max(D, value_dim))
-        if call.bias is None and q.dtype.itemsize == 2:  # as many as without a shift or dropout, and no spills
+        if call.bias is None and q.dtype.itemsize == 2:  # as many programs as without a shift or dropout
             if wide <= 64 and call.shift is not None and not call.pattern:
                 registers = 128 if wide == 64 else 96
             elif wide <= 16 and call.dropout_p > 0.0:
