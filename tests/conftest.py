@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from support.interpreter import HOPPER
+
 settings.register_profile("primaldual", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("primaldual")
 torch.set_num_threads(1)  # the tensors are tiny: threads cost more than they bring
@@ -23,6 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seeded() -> None:
     """Every test starts from the same random state."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=HOPPER)
+def on_hopper() -> Iterator[None]:
+    """Kernels as they are compiled for Hopper take tensors of the CPU."""
+    from support.hopper import hopper
+
+    with hopper():
+        yield
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from primaldual.nn import grouped, pooled, recentred, unpooled
 from primaldual.ops.gpu import parallel
 from primaldual.primal import Pooled
 from support.cudnn import stand_in
-from support.interpreter import child_process, interpreted
+from support.interpreter import child_process, on_cpu
 
 # numpy's, in the interpreter; what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
@@ -49,7 +49,7 @@ def gradients(layer: MultiheadAttention, x, padding) -> dict:
     return {"out": out} | dict(zip(names, torch.autograd.grad(out, [x, *layer.parameters()], up), strict=True))
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("way", ["tokens", "ragged"])
 @pytest.mark.parametrize(
     ("length", "bias"), [(1, True), (16, True), (21, True), (21, False)], ids=["N1", "N16", "N21", "N21, no bias"]
@@ -82,7 +82,7 @@ def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, way, monkey
     assert ways == ([way] if isinstance(LAYERS[name].training_set, Pooled) else [])
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize(
     ("name", "length", "long"),
     [
@@ -108,7 +108,7 @@ def test_long_heads_go_back_beside_the_others(name, length, long, monkeypatch):
         assert (found[what] - value).abs().max() < 1e-5 * largest, what
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("frozen", ["x", "in_proj_weight", "in_proj_bias", "learned.beta"])
 def test_what_is_frozen_changes_no_other_gradient(frozen, monkeypatch):
     monkeypatch.setattr(pooled, "SHORT", 0)
@@ -122,7 +122,7 @@ def test_what_is_frozen_changes_no_other_gradient(frozen, monkeypatch):
         torch.testing.assert_close(tensor.grad, expected[what], rtol=1e-5, atol=1e-5)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("way", ["tokens", "ragged", "parallel"])
 def test_the_way_back_can_be_taken_twice_and_inference_gives_the_same(way, monkeypatch):
     """Queries are re-centred where they lie, once: neither a second way back nor a second call finds them changed."""
@@ -154,7 +154,7 @@ def test_one_buffer_holds_all_that_is_attended_to():
     torch.testing.assert_close(torch.cat([x.flatten() for x in seen]).sort()[0], flat, rtol=0, atol=0)
 
 
-@interpreted
+@on_cpu
 def test_gradients_of_tokens_are_handed_on_without_a_copy(monkeypatch):
     kept = []
     together = unpooled._together
@@ -168,7 +168,7 @@ def test_gradients_of_tokens_are_handed_on_without_a_copy(monkeypatch):
     torch.testing.assert_close(together(apart), packed, rtol=0, atol=0)
 
 
-@interpreted
+@on_cpu
 def test_the_routes_drop_the_same_weights(monkeypatch):
     layer = MultiheadAttention(E, H, dropout=0.5, batch_first=True, mechanism=LAYERS["bn+sh"])
     x, found = torch.randn(3, 16, E, requires_grad=True), []
@@ -182,7 +182,7 @@ def test_the_routes_drop_the_same_weights(monkeypatch):
 
 
 @pytest.mark.parametrize(("tokens", "way"), [(1, "tokens"), (4, "tokens"), (5, "ragged")])
-@interpreted
+@on_cpu
 def test_the_route_goes_by_length(tokens, way, monkeypatch):
     monkeypatch.setattr(pooled, "SHORT", 4)
     groups = grouped.Groups(((1, (0, 1)), (2, (2, 3))), 1, tokens, 4, 16)

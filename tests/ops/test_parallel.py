@@ -16,7 +16,7 @@ from primaldual.ops.gpu.passes import Shift, place_three, sum_rows
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 from support.cudnn import stand_in
-from support.interpreter import INTERPRETED, child_process, interpreted
+from support.interpreter import ON_CPU, child_process, on_cpu
 from support.ragged import adding_up, check
 
 if find_spec("triton") is None:
@@ -46,7 +46,7 @@ CHOSEN = {
 test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN)
 @pytest.mark.parametrize("name", PRIMALS)
 def test_outputs_and_gradients_are_the_references(name: str, chosen: list, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_outputs_and_gradients_are_the_references(name: str, chosen: list, monke
     assert seen == chosen
 
 
-@interpreted
+@on_cpu
 def test_every_head_has_a_beta_of_its_own() -> None:
     leaves = [torch.randn(2, 6, 48, 16, dtype=torch.float16, requires_grad=True) for _ in range(3)]
     leaves.append(torch.tensor([4.0, -4.0, 3.0, 0.0, -2.0, 5.0], requires_grad=True))
@@ -70,7 +70,7 @@ def test_every_head_has_a_beta_of_its_own() -> None:
     assert all(relative_error(mine, other) < 4e-3 for mine, other in zip(found, expected, strict=True))
 
 
-@interpreted
+@on_cpu
 def test_a_number_for_beta_is_not_rounded() -> None:
     leaves = [(torch.randn(2, 6, 48, 16) + 24).half().requires_grad_() for _ in range(3)]
     found = []
@@ -82,7 +82,7 @@ def test_a_number_for_beta_is_not_rounded() -> None:
     assert all(relative_error(mine, other) < 1e-6 for mine, other in zip(*found, strict=True))
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("strided", [False, True], ids=["log-sum-exps copied", "as they lie"])
 @pytest.mark.parametrize("long", [[144], [144, 72, 36, 18]], ids=["the longest", "all"])
 @pytest.mark.parametrize("name", ["sh", "bn+sh"])
@@ -102,7 +102,7 @@ def test_as_many_launches_as_the_plan_counts(
     assert names.count("place") == (name == "bn+sh" and len(long) < 4)
 
 
-@interpreted
+@on_cpu
 def test_all_heads_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sh", "bn+sh"):
         seen = stand_in(monkeypatch, [24, 16])
@@ -110,7 +110,7 @@ def test_all_heads_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
         assert seen == [24, 16]
 
 
-@interpreted
+@on_cpu
 def test_half_a_block_of_keys_stays_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = parallel.long
     for name, value in (("QUERIES", 1), ("POINTS", 32), ("NARROW", 8)):
@@ -123,14 +123,14 @@ def test_half_a_block_of_keys_stays_with_ours(monkeypatch: pytest.MonkeyPatch) -
         assert seen == expected
 
 
-@interpreted
+@on_cpu
 def test_windows_that_are_not_whole_go_group_by_group(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch, [44, 22, 11])
     check(PRIMALS["bn+sh"], (40, 44, 16, 16), torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
     assert not seen
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("strided", [False, True], ids=["log-sum-exps copied", "as they lie"])
 @pytest.mark.parametrize("name", PRIMALS)
 def test_log_sum_exps_as_they_lie_and_copied(name: str, strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def thirds(heads: int, length: int, packed: bool) -> list[torch.Tensor]:
     return [x.transpose(1, 2).requires_grad_() for x in parts]
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("first", [True, False], ids=["a third first", "whole rows first"])
 @pytest.mark.parametrize("name", ["sh", "bn+sh"])
 def test_calls_that_differ_in_their_outputs_alone(name: str, first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_calls_that_differ_in_their_outputs_alone(name: str, first: bool, monkey
     assert seen == 3 * [48, 24]
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("how", ["off by an element", "rows of 17", "one for all the batch"])
 def test_queries_that_cannot_be_read_16_bytes_at_a_time(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch, [48, 24])
@@ -191,7 +191,7 @@ def test_queries_that_cannot_be_read_16_bytes_at_a_time(how: str, monkeypatch: p
     assert seen == [48, 24]
 
 
-@interpreted
+@on_cpu
 def test_queries_are_copied_where_another_plan_would_run_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch keeps cuDNN's plans by the shapes and strides of queries, keys and values alone."""
     monkeypatch.setattr(cudnn, "_plans", {})
@@ -210,7 +210,7 @@ def test_queries_are_copied_where_another_plan_would_run_them(monkeypatch: pytes
     assert cudnn._told_apart(outs[1], q, another, another, outs[1], lse) is q
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("shifted", [None, "by a number", "by one for each head"])
 @pytest.mark.parametrize("window", range(1, 9))
@@ -240,7 +240,7 @@ def test_three_put_in_place_at_once(window: int, shifted: str | None, dtype: tor
             assert (there[:, 3:] == 7).all()
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.skipif(ON_CPU, reason="the interpreter does not compile")
 @pytest.mark.parametrize("shifted", [False, True], ids=["copied", "re-centred"])
 def test_three_put_in_place_at_once_on_hopper(shifted: bool) -> None:
     """Compiled with no GPU: reads and writes take 16 bytes at a time."""

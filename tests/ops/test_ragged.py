@@ -1,7 +1,8 @@
 """The ragged kernels against the reference.
 
 Where there is no GPU they run in Triton's interpreter, which must be switched on before Triton is imported: in a child
-process that runs this file. It computes bfloat16 products wrongly without a word, so those are tested on a GPU alone.
+process that runs this file. It computes bfloat16 products wrongly without a word: those are tested on a GPU, and as they
+are compiled for one (`test_hopper`).
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from primaldual.ops import UnsupportedError, plan, ragged
 from primaldual.ops.gpu import launching, passes, ragged_points, ragged_tokens, ragged_work
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
-from support.interpreter import INTERPRETED, child_process, interpreted
+from support.interpreter import HOPPER, ON_CPU, child_process, on_cpu
 from support.ragged import adding_up, check, kept, replayed, sweeping
 
 if find_spec("triton") is None:
@@ -28,7 +29,7 @@ if find_spec("triton") is None:
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
 )
-DTYPES = [torch.float32, torch.float16]
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HOPPER
 
 TAKEN = [
     name
@@ -51,27 +52,27 @@ def tensors(shape=(20, 20, 8, 8), heads: int = 4, batch: int = 1, dtype=torch.fl
     return [torch.randn(batch, heads, n, d, dtype=dtype) for n, d in ((L, D), (S, D), (S, C))]
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("name", TAKEN)
 def test_every_softmax_mechanism_equals_the_reference(name: str) -> None:
     length = 16 if name == "conv2d" else 37
     check(PRIMALS[name], (length, length, 8, 5), torch.float32, heads=HEADS)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("name", ["softmax", "bn-full+sh", "bn-learned", "sh-uneven", "sh-prefix"])
 def test_padding_in_float16(name: str) -> None:
     batch = 2 if name == "softmax" else 1  # one of two has nothing to see
     check(PRIMALS[name], (37, 37, 8, 5), torch.float16, heads=HEADS, mask="padding", batch=batch)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_causal_form_equals_the_reference(name: str) -> None:
     check(PRIMALS[name], (19, 19, 8, 5), torch.float32, heads=HEADS, mask="padding", is_causal=True)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("name", ["softmax", "sh-uneven", "bn-learned"])
 def test_a_bias_on_keys_and_unequal_lengths(name: str, is_causal: bool) -> None:
@@ -79,7 +80,7 @@ def test_a_bias_on_keys_and_unequal_lengths(name: str, is_causal: bool) -> None:
         check(PRIMALS[name], shape, dtype, heads=HEADS, mask="bias", is_causal=is_causal)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -97,21 +98,21 @@ def test_odd_lengths_and_dimensions(shape: tuple, dtype: torch.dtype) -> None:
     check(UNSORTED, shape, dtype, heads=4)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scales", [(1, 1), (4, 1)], ids=str)
 def test_a_causal_sequence_of_several_blocks(scales: tuple, dtype: torch.dtype) -> None:
     check(mechanism("sh", scales=scales), (129, 129, 16, 16), dtype, heads=2, is_causal=True)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("mask", ["none", "padding"])
 def test_one_program_pools_many_blocks(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "ROOM", 1)
     check(mechanism("bn+sh", scales=(3, 1, 2)), (17, 300, 8, 8), torch.float16, heads=3, mask=mask)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("mask", ["none", "padding"])
 def test_windows_longer_than_a_block(mask: str, dtype: torch.dtype) -> None:
@@ -119,7 +120,7 @@ def test_windows_longer_than_a_block(mask: str, dtype: torch.dtype) -> None:
         check(mechanism("bn+sh", scales=scales), (17, 150, 8, 8), dtype, heads=3, mask=mask)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("primal", [UNSORTED, PRIMALS["softmax"], PRIMALS["bn"]], ids=["bn+sh", "softmax", "bn"])
 def test_any_strides(primal: Primal, is_causal: bool) -> None:
@@ -139,7 +140,7 @@ def test_any_strides(primal: Primal, is_causal: bool) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
 
 
-@interpreted
+@on_cpu
 def test_keys_that_a_batch_shares() -> None:
     q, k, v = tensors(heads=2, batch=2)
     k, v = k[:1].requires_grad_(), v[:1].requires_grad_()
@@ -152,7 +153,7 @@ def test_keys_that_a_batch_shares() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("shape", [(3, 5, 8, 8), (0, 3, 8, 8), (3, 0, 8, 8)], ids=["batch", "queries", "keys"])
 def test_nothing_in_gives_nothing_or_zeros(shape: tuple, is_causal: bool) -> None:
@@ -164,7 +165,7 @@ def test_nothing_in_gives_nothing_or_zeros(shape: tuple, is_causal: bool) -> Non
     assert not any(g.any() for g in torch.autograd.grad(out.sum(), (q, k, v, beta)))
 
 
-@interpreted
+@on_cpu
 def test_the_log_sum_exp() -> None:
     q, k, v = tensors((9, 12, 8, 8), heads=2)
     _, lse, *_ = ragged_tokens.tokens_op(q, k, v, torch.tensor([1.0, 0.5]), [3, 1], False, 0.0, None)
@@ -173,7 +174,7 @@ def test_the_log_sum_exp() -> None:
         torch.testing.assert_close(lse[0, head], scores.logsumexp(-1))
 
 
-@interpreted
+@on_cpu
 def test_queries_less_their_shift_are_kept_for_the_way_back_alone() -> None:
     q, k, v = tensors((9, 12, 8, 8), heads=2)
     beta = torch.tensor([1.0, 0.5])
@@ -183,7 +184,7 @@ def test_queries_less_their_shift_are_kept_for_the_way_back_alone() -> None:
     assert torch.equal(out, again) and not nothing.numel()
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("length", [70, 72])  # windows that are not whole, and whole ones
 @pytest.mark.parametrize("name", ["softmax", "sh", "bn", "bn+sh"])
 def test_as_many_launches_as_the_plan_counts(name: str, length: int) -> None:
@@ -194,7 +195,7 @@ def test_as_many_launches_as_the_plan_counts(name: str, length: int) -> None:
     assert len(names) == plan(q, k, v, primal, impl="ragged").estimates["ragged"].launches
 
 
-@interpreted
+@on_cpu
 def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
     q, k, v = tensors((3, 4, 8, 8), heads=1)
     bias = torch.full((1, 1, 4), -torch.inf)
@@ -204,7 +205,7 @@ def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
     assert not out.any()
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize(
     ("primal", "p", "others"),
     [
@@ -221,7 +222,7 @@ def test_dropout_drops_what_the_hash_says(primal: Primal, p: float, others: dict
         check(primal, (37, 37, 16, 16), torch.float32, heads=4, dropout_p=p, **others)
 
 
-@interpreted
+@on_cpu
 def test_dropout_over_several_blocks() -> None:
     primal = mechanism("sh", scales=(1, 2))
     with replayed(primal, 2, 7):
@@ -245,7 +246,7 @@ def swept(monkeypatch) -> Iterator[None]:
     assert 8 in parts
 
 
-@interpreted
+@on_cpu
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize(
     ("primal", "shape", "others"),
@@ -263,7 +264,7 @@ def test_a_sweep_over_several_blocks(primal: Primal, shape: tuple, others: dict)
     check(primal, shape, torch.float16, heads=4, **others)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.usefixtures("swept")
 @pytest.mark.parametrize("mask", ["none", "bias"])
 def test_a_sweep_drops_what_the_hash_says(mask: str) -> None:
@@ -282,7 +283,7 @@ def together(request) -> Iterator[None]:
     assert "settle" in launched
 
 
-@interpreted
+@on_cpu
 @pytest.mark.usefixtures("together")
 @pytest.mark.parametrize(
     ("primal", "shape", "others"),
@@ -302,7 +303,7 @@ def test_blocks_of_keys_that_add_to_dq(primal: Primal, shape: tuple, others: dic
     check(primal, shape, torch.float16, **({"heads": 4} | others))
 
 
-@interpreted
+@on_cpu
 @pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("mask", ["none", "bias"])
 def test_blocks_that_add_to_dq_drop_what_the_hash_says(mask: str) -> None:
@@ -310,7 +311,7 @@ def test_blocks_that_add_to_dq_drop_what_the_hash_says(mask: str) -> None:
         check(UNSORTED, (70, 145, 8, 8), torch.float16, heads=4, dropout_p=0.3, mask=mask)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.usefixtures("together")
 def test_blocks_that_add_to_dq_take_any_strides() -> None:
     made = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors((70, 140, 16, 16), dtype=torch.float16)]
@@ -323,7 +324,7 @@ def test_blocks_that_add_to_dq_take_any_strides() -> None:
     assert results[0][1].stride() == made[0].stride()
 
 
-@interpreted
+@on_cpu
 def test_where_blocks_add_to_dq(monkeypatch) -> None:
     """Not where one block is all, or the order of sums must be the same: there a sweep, where it fills the GPU."""
     tiles = ragged_work.tiles
@@ -340,7 +341,7 @@ def test_where_blocks_add_to_dq(monkeypatch) -> None:
     assert parts(200, 64, dtype=torch.float32) == parts(200, 64, causal=True) == (3, 3)
 
 
-@interpreted
+@on_cpu
 def test_sums_have_one_order_where_torch_is_told_so() -> None:
     qkv = [x.requires_grad_() for x in tensors((20, 140, 16, 16), heads=2, dtype=torch.float16)]
     with adding_up(*SHARED[0]) as launched:
@@ -355,7 +356,7 @@ def test_sums_have_one_order_where_torch_is_told_so() -> None:
         assert "settle" in launched
 
 
-@interpreted
+@on_cpu
 def test_many_long_heads_are_swept() -> None:
     def parts(batch: int, points: int, dim: int, is_causal: bool = False) -> int:
         layout = ragged_work.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
@@ -404,7 +405,7 @@ def test_seeds_drop_different_weights() -> None:
     assert (off - 0.5).abs().max() < 5 * 0.5 / 200
 
 
-@interpreted
+@on_cpu
 def test_dropout_follows_torch_s_generator() -> None:
     q, k, v = tensors(heads=2)
 
@@ -418,7 +419,7 @@ def test_dropout_follows_torch_s_generator() -> None:
     assert not torch.equal(first, other)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("scales", [[1], [2]], ids=str)
 def test_opcheck_of_tokens(scales: list) -> None:
@@ -431,7 +432,7 @@ def test_opcheck_of_tokens(scales: list) -> None:
     torch.library.opcheck(ragged_tokens.tokens_op, (*(x.requires_grad_() for x in inputs), scales, False, 0.5, seed))
 
 
-@interpreted
+@on_cpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 def test_opcheck_of_points() -> None:
     q, k, v = tensors((5, 5, 8, 4), heads=1)
@@ -446,7 +447,7 @@ def test_opcheck_of_points() -> None:
     torch.library.opcheck(ragged_points.points_op, (q, keys, values, layout, 4, *rest))
 
 
-@interpreted
+@on_cpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("learnable", "is_causal"), [(False, False), (True, False), (True, True)], ids=["constant", "learned", "points"]
@@ -467,7 +468,7 @@ def test_compiles_into_one_graph(learnable: bool, is_causal: bool) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("mask", [False, True], ids=["tokens", "points"])
 def test_operations_are_counted(mask: bool) -> None:
     q, k, v = (x.requires_grad_() for x in tensors((20, 30, 8, 8), batch=2))
@@ -481,7 +482,7 @@ def test_operations_are_counted(mask: bool) -> None:
     assert backward.get_total_flops() == 2.5 * expected
 
 
-@interpreted
+@on_cpu
 def test_a_causal_query_s_own_window_is_counted() -> None:
     q, k, v = tensors((20, 20, 8, 8))
     with FlopCounterMode(display=False) as counter:
@@ -492,7 +493,7 @@ def test_a_causal_query_s_own_window_is_counted() -> None:
 q = torch.randn(1, 4, 6, 8)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize(
     ("call", "kind", "says"),
     [
@@ -540,7 +541,7 @@ def test_an_error_in_place_of_wrong_numbers(call, kind: type[Exception], says: s
         call()
 
 
-@interpreted
+@on_cpu
 def test_a_bias_that_is_pooled_with_a_learned_kernel_is_refused() -> None:
     """The kernel's gradient would have a share from the bias."""
     primal = mechanism("sh", how="conv", scales=(1, 2, 2, 1))
@@ -549,7 +550,7 @@ def test_a_bias_that_is_pooled_with_a_learned_kernel_is_refused() -> None:
         attention(q, q, q, primal, key_padding_mask=torch.ones(1, 6), parameters=learned, impl="ragged")
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter runs on a CPU")
+@pytest.mark.skipif(ON_CPU, reason="the interpreter runs on a CPU")
 def test_a_cpu_is_refused_by_name_and_passed_over_by_auto() -> None:
     with pytest.raises(UnsupportedError, match=r"runs on a CUDA device, not on cpu; impl='sdpa' can"):
         attention(q, q, q, "bn+sh", impl="ragged")
@@ -558,7 +559,7 @@ def test_a_cpu_is_refused_by_name_and_passed_over_by_auto() -> None:
     assert "runs on a CUDA device" in dict(chosen.candidates)["ragged"]
 
 
-@interpreted
+@on_cpu
 def test_where_triton_is_not_installed(monkeypatch) -> None:
     monkeypatch.setattr(launching, "_TRITON", False)
     monkeypatch.setattr(ragged, "interpreted", lambda: True)  # a device that could
@@ -568,7 +569,7 @@ def test_where_triton_is_not_installed(monkeypatch) -> None:
     assert attention(q, q, q, "bn+sh").shape == q.shape
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("length", [40, 200])
 @pytest.mark.parametrize("name", ["bn", "bn+sh"])
 def test_large_scores_of_recentred_queries_have_right_gradients(name, length) -> None:
@@ -596,7 +597,7 @@ def test_large_scores_of_recentred_queries_have_right_gradients(name, length) ->
         assert ((mine - truth).abs().max() / size).item() < budget
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("way", ["blocks", "swept", "together"])
 @pytest.mark.parametrize("name", ["softmax", "sh"])
 def test_scores_that_no_log_sum_exp_can_hold_have_bounded_gradients(name, way, request) -> None:

@@ -10,17 +10,17 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from primaldual.ops.gpu import ragged_tokens
-from support.interpreter import INTERPRETED, child_process
+from support.interpreter import ON_CPU, child_process
 from support.ragged import sweeping
 
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
 )
-DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu"] if ON_CPU else [pytest.param("cuda", marks=pytest.mark.gpu)]
 everywhere = pytest.mark.parametrize("device", DEVICES)
 CALLS = [(torch.float32, 13, 0.0), (torch.float32, 70, 0.3), (torch.float16, 13, 0.3)]
-CALLS += [] if INTERPRETED else [(torch.bfloat16, 896, 0.1)]
+CALLS += [] if ON_CPU else [(torch.bfloat16, 896, 0.1)]
 """Dtype, length and dropout; float32 has blocks of 64 keys."""
 
 KINDS = {"softmax": (False, (1, 1)), "sh": (False, (2, 1)), "bn": (True, (1, 1)), "bn+sh": (True, (4, 1))}

@@ -20,7 +20,7 @@ from primaldual.ops.problem import Problem
 from primaldual.primal import AllKeys, Fixed, Pattern, Pooled, Sparse, Strided, Window
 from primaldual.primal.patterns import Band, Block, Piece, Residues, Summary
 from support.battery import PRIMALS
-from support.interpreter import child_process, interpreted
+from support.interpreter import child_process, on_cpu
 from support.ragged import adding_up, check, replayed, sweeping
 
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
@@ -44,7 +44,7 @@ def tensors(shape=(20, 20, 8, 8), heads: int = 3, batch: int = 1) -> list[torch.
     return [torch.randn(batch, heads, n, d) for n, d in ((L, D), (S, D), (S, C))]
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("dropout_p", [0.0, 0.3], ids=["all weights", "dropout"])
 @pytest.mark.parametrize("mask", ["none", "padding"])
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -54,7 +54,7 @@ def test_every_pattern_equals_the_reference(name: str, mask: str, dropout_p: flo
         check(primal, (37, 37, 8, 5), torch.float32, heads=3, mask=mask, dropout_p=dropout_p)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("way", ["passes", "swept", "together"])
 @pytest.mark.parametrize("name", [name for name in MECHANISMS if name.startswith("sparse-bn+sh")])
 def test_several_blocks(name: str, way: str) -> None:
@@ -68,7 +68,7 @@ def test_several_blocks(name: str, way: str) -> None:
         check(primal, (33, length, 8, 8), dtype, heads=3)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("shape", [(9, 41, 8, 8), (41, 9, 8, 8), (1, 1, 8, 8)], ids=str)
 @pytest.mark.parametrize("pattern", [Strided(3), Fixed(), Window(2), Window(0)], ids=str)
 def test_unequal_lengths(pattern: Pattern, shape: tuple[int, int, int, int]) -> None:
@@ -78,7 +78,7 @@ def test_unequal_lengths(pattern: Pattern, shape: tuple[int, int, int, int]) -> 
         check(primal, shape, torch.float32, heads=2, mask=mask, batch=2)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("name", ["sparse-full-prefix", "max", "conv", "grid"])
 def test_other_pooling(name: str) -> None:
     pooled = {
@@ -93,7 +93,7 @@ def test_other_pooling(name: str) -> None:
         check(primal, (36, 36, 8, 8), torch.float32, heads=3, mask=mask)
 
 
-@interpreted
+@on_cpu
 def test_a_query_that_sees_nothing_has_zeros_and_a_log_sum_exp_of_minus_infinity() -> None:
     q, k, v = tensors((9, 3, 8, 8), heads=2)
     primal = mechanism("sparse", pattern=Window(1))
@@ -103,7 +103,7 @@ def test_a_query_that_sees_nothing_has_zeros_and_a_log_sum_exp_of_minus_infinity
     assert not out[:, :, 4:].any() and out[:, :, :4].any()
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=str)
 def test_hidden_scores_of_any_size_leave_no_trace(pattern: Pattern) -> None:
     """Those that a pattern does not keep can be far above the log-sum-exp of those that it keeps."""
@@ -117,7 +117,7 @@ def test_hidden_scores_of_any_size_leave_no_trace(pattern: Pattern) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-3 * float(other.detach().abs().max()))
 
 
-@interpreted
+@on_cpu
 def test_any_strides() -> None:
     straight = tensors()
     q, k, v = straight
@@ -134,7 +134,7 @@ def test_any_strides() -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-6)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("shape", [(3, 5, 8, 8), (0, 3, 8, 8), (3, 0, 8, 8)], ids=["batch", "queries", "keys"])
 def test_nothing_in_gives_nothing_or_zeros(shape: tuple[int, int, int, int]) -> None:
     q, k, v = (x.requires_grad_() for x in tensors(shape, batch=0 if all(shape) else 2))
@@ -148,7 +148,7 @@ def problem(primal: Primal, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -
     return Problem(primal, q, k, v, None, None, None, None, False, 0.0, {}, False)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("pattern", [Strided(2), Window(1)], ids=str)
 def test_opcheck(pattern: Pattern) -> None:
@@ -169,7 +169,7 @@ def test_opcheck(pattern: Pattern) -> None:
     torch.library.opcheck(ragged_points.points_op, (q, keys, values, layout, 4, *tail))
 
 
-@interpreted
+@on_cpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("padded", [False, True], ids=["tokens", "points"])
 def test_compiles_into_one_graph(padded: bool) -> None:
@@ -188,7 +188,7 @@ def test_compiles_into_one_graph(padded: bool) -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
 
 
-@interpreted
+@on_cpu
 def test_every_score_is_counted() -> None:
     q, k, v = (x.requires_grad_() for x in tensors((20, 30, 8, 8), batch=2))
     with FlopCounterMode(display=False) as forward:
@@ -218,7 +218,7 @@ class Even(Pattern):
 x = torch.randn(1, 2, 6, 8)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize(
     ("pattern", "is_causal", "says"),
     [
@@ -241,7 +241,7 @@ def test_long_periods_of_long_sequences_are_refused() -> None:
     assert "modulo 20000" in (ragged_marks.refusal(Strided(20000), 65536, 65536) or "")
 
 
-@interpreted
+@on_cpu
 def test_the_plan_says_what_is_computed() -> None:
     chosen = plan(x, x, x, "sparse", impl="ragged")
     assert chosen.estimates["ragged"].flops == chosen.estimates["sdpa"].flops

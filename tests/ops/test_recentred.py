@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from primaldual.ops.gpu.passes import Shift, dot_sums, place, sum_rows
-from support.interpreter import child_process, interpreted
+from support.interpreter import child_process, on_cpu
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:Deprecati
 test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("learned", [False, True], ids=["fixed", "learned"])
 @pytest.mark.parametrize("side_by_side", [False, True], ids=["heads", "heads side by side"])
 @pytest.mark.parametrize("rows", [1, 17, 128, 129, 2048, 2049])
@@ -36,7 +36,7 @@ def test_the_mean_is_taken_off(rows: int, side_by_side: bool, learned: bool) -> 
     torch.testing.assert_close(x, expected)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("rows", [1, 16, 37, 140])
 def test_shares_in_the_mean_over_windows(rows: int) -> None:
     """One vote for every window, the last of which may not be whole; heads stand in the table in another order."""
@@ -53,7 +53,7 @@ def test_shares_in_the_mean_over_windows(rows: int) -> None:
     torch.testing.assert_close(to, keys.detach() + shares)
 
 
-@interpreted
+@on_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("blocks", [(1, 1), (3, 16), (40, 1)])
 @pytest.mark.parametrize("batch", [1, 5, 150])

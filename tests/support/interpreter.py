@@ -1,4 +1,7 @@
-"""Triton kernels on a CPU: a file's tests run in a child process, in which Triton interprets its kernels."""
+"""Triton kernels on a CPU: a file's tests run in a child process, in which Triton interprets its kernels.
+
+With PRIMALDUAL_HOPPER=1 they run in this process instead, as the kernels are compiled for Hopper (`support.hopper`).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,18 @@ from collections.abc import Callable
 import pytest
 import torch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether this is the child process."""
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HOPPER = os.environ.get("PRIMALDUAL_HOPPER") == "1" and not _INTERPRETED
+ON_CPU = _INTERPRETED or HOPPER
+"""Whether this process runs the kernels, on tensors of the CPU: the child process, or all with PRIMALDUAL_HOPPER=1."""
 
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the child process, with TRITON_INTERPRET=1")
+on_cpu = pytest.mark.skipif(not ON_CPU, reason="runs in the child process, with TRITON_INTERPRET=1")
 
 
 def child_process(file: str) -> Callable[[], None]:
     """The test that runs those of a file in the interpreter, where there is no GPU."""
 
-    @pytest.mark.skipif(INTERPRETED, reason="this is the child process")
+    @pytest.mark.skipif(ON_CPU, reason="the kernels are tested in this process")
     @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
     def test() -> None:
         command = [sys.executable, "-m", "pytest", file, "-q", "-x", "-p", "no:cacheprovider"]

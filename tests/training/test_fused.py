@@ -13,14 +13,14 @@ from primaldual.training.fused.sums import weight_gradient
 from primaldual.training.members import forward
 from primaldual.training.optimizer import Optimizer
 from primaldual.training.stacked import Stacked
-from support.interpreter import INTERPRETED, child_process
+from support.interpreter import ON_CPU, child_process
 from training.toy import small, toy
 
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
 )
-DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu"] if ON_CPU else [pytest.param("cuda", marks=pytest.mark.gpu)]
 everywhere = pytest.mark.parametrize("device", DEVICES)
 
 

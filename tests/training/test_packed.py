@@ -13,13 +13,13 @@ from primaldual.models import SeriesConfig
 from primaldual.training import fused, members
 from primaldual.training.members import _Thirds
 from primaldual.training.stacked import Stacked
-from support.interpreter import INTERPRETED, child_process
+from support.interpreter import ON_CPU, child_process
 
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
 )
-DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = ["cpu"] if ON_CPU else [pytest.param("cuda", marks=pytest.mark.gpu)]
 everywhere = pytest.mark.parametrize("device", DEVICES)
 WIDTH, LENGTH, BATCH = 16, 10, 2
 

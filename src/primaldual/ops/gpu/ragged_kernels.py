@@ -82,7 +82,10 @@ def _forward_blocks(
             base = tl.where(m_new == float("-inf"), 0.0, m_new)
         else:
             base = m_new
-        p = tl.exp2(s * scale - base[:, None])
+        exponent = s * scale - base[:, None]
+        if q.dtype == tl.float16:  # the difference is rounded once: of scores of 10⁸ it can be 16, too much for a half
+            exponent = tl.minimum(exponent, 0.0)
+        p = tl.exp2(exponent)
         fade = tl.exp2(m - base)
         total = total * fade[:, None] + tl.sum(tl.reshape(p, (p.shape[0], BN // SUMS, SUMS)), 1)
         if DROPOUT:
