@@ -140,9 +140,7 @@ def test_any_strides(is_causal: bool) -> None:
         attention(*(x.requires_grad_() for x in qkv), "linear", is_causal=is_causal, impl="linear")
         for qkv in ((q, k, v), strided)
     )
-    torch.testing.assert_close(
-        straight, other, rtol=0, atol=1e-6
-    )  # compiled for other strides, sums have another order
+    torch.testing.assert_close(straight, other, rtol=0, atol=1e-6)  # sums can have another order
     assert other.transpose(1, 2).is_contiguous()  # laid out as the queries are
     grads = torch.autograd.grad(straight.sum(), (q, k, v)), torch.autograd.grad(other.sum(), strided)
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))

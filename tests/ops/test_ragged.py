@@ -1,8 +1,8 @@
 """The ragged kernels against the reference.
 
 Where there is no GPU they run in Triton's interpreter, which must be switched on before Triton is imported: in a child
-process that runs this file. It computes bfloat16 products wrongly without a word: those are tested on a GPU, and as they
-are compiled for one (`test_hopper`).
+process that runs this file. It computes bfloat16 products wrongly without a word: those are tested on a GPU, and as
+they are compiled for one (`test_hopper`).
 """
 
 from collections.abc import Iterator
