@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from primaldual import Primal, attention, mechanism
 from primaldual.primal import EluPlusOne, RandomFeatures, Recenter, RmsNorm
 from support.battery import relative_error
-from support.interpreter import ON_CPU, child_process, on_cpu
+from support.interpreter import HOPPER, ON_CPU, child_process, on_cpu
 
 # numpy's, in the interpreter; what overflows is not selected
 pytestmark = pytest.mark.filterwarnings(
@@ -140,10 +140,13 @@ def test_any_strides(is_causal: bool) -> None:
         attention(*(x.requires_grad_() for x in qkv), "linear", is_causal=is_causal, impl="linear")
         for qkv in ((q, k, v), strided)
     )
-    torch.testing.assert_close(straight, other, rtol=0, atol=1e-6)  # sums can have another order
     assert other.transpose(1, 2).is_contiguous()  # laid out as the queries are
     grads = torch.autograd.grad(straight.sum(), (q, k, v)), torch.autograd.grad(other.sum(), strided)
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    for mine, same in zip((straight, *grads[0]), (other, *grads[1]), strict=True):
+        if HOPPER:  # compiled for other strides, sums can have another order
+            torch.testing.assert_close(mine, same, rtol=0, atol=1e-6)
+        else:
+            assert torch.equal(mine, same)
 
 
 @on_cpu

@@ -1,8 +1,9 @@
-"""Running a kernel's programs one after the other."""
+"""Running a kernel's programs one after the other, in some order."""
 
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,8 +63,10 @@ class Program:
         self.memory = Global(x for x in arguments if isinstance(x, Tensor))
         self.trace = Trace(self.memory, open)
         sizes = {f"%nctaid.{axis}": np.uint32(n) for axis, n in zip("xyz", grid, strict=True)}
+        programs = list(itertools.product(*(range(n) for n in grid)))
+        random.Random(0).shuffle(programs)
         with np.errstate(all="ignore"):
-            for z, y, x in itertools.product(*(range(n) for n in reversed(grid))):
+            for x, y, z in programs:
                 places = {f"%ctaid.{axis}": np.uint32(n) for axis, n in zip("xyz", (x, y, z), strict=True)}
                 self.special = {"%tid.x": self.lanes.astype(np.uint32)} | sizes | places
                 self.one((x, y, z))
@@ -74,12 +77,12 @@ class Program:
             array.fill(POISON & (1 << 8 * array.itemsize) - 1 if array.dtype != bool else False)
         self.shared.clear()
         self.products.clear()
-        self.waited = self.released = False
+        self.trace.begin()
         block, end = self.translate(False)[0], self.translate(False)[-1]
         try:
             while block is not end:
                 block = block()
-            self.release()
+            self.trace.release()
         except Fault as fault:
             raise Fault(f"{self.kernel.name}, program {at}, {self.place(fault)}: {fault}") from fault
 
@@ -104,34 +107,25 @@ class Program:
         value = 0 if value is None else int(value)
         return value if signed else value & (1 << 8 * size) - 1
 
-    def wait(self) -> None:
-        """For the launch before."""
-        self.waited = True
-
-    def release(self) -> None:
-        """Let the next launch start."""
-        self.trace.ordered |= self.waited and not self.released
-        self.released = True
-
     # memory
 
     def load_global(self, out: tuple[Array, ...], at: Array, width: int, mask: Masks) -> None:
         lanes = self.lanes if mask is None else self.lanes[mask]
         found = self.memory.load(at[lanes], width, len(out))
-        self.trace.reading(at[lanes], width * len(out), self.waited)
+        self.trace.reading(at[lanes], width * len(out))
         for register, values in zip(out, found, strict=True):
             register[lanes] = values
 
     def store_global(self, at: Array, values: tuple[Array, ...], width: int, mask: Masks) -> None:
         lanes = self.lanes if mask is None else self.lanes[mask]
         self.memory.reach(at[lanes], width * len(values))
-        self.trace.writing(at[lanes], width * len(values), self.waited)
+        self.trace.writing(at[lanes], width * len(values))
         self.memory.store(at[lanes], np.stack([self.full(x)[lanes] for x in values]), width)
 
     def add_global(self, out: tuple[Array, ...], at: Array, values: tuple[Array, ...], mask: Masks) -> None:
         lanes = self.lanes if mask is None else self.lanes[mask]
         before = self.memory.add(at[lanes], np.stack([x[lanes] for x in values]))
-        self.trace.writing(at[lanes], 4 * len(values), self.waited)
+        self.trace.writing(at[lanes], 4 * len(values), adding=True)
         for register, value in zip(out, before, strict=True):
             register[lanes] = value
 
@@ -153,7 +147,7 @@ class Program:
             raise Fault("a copy of a part")
         there = of[lanes[counts > 0]]
         values[:, counts > 0] = self.memory.load(there, 2, size // 2)
-        self.trace.reading(there, size, self.waited)
+        self.trace.reading(there, size)
         self.shared.copy(self.full(to)[lanes], values, lanes)
 
     def full(self, x: Array) -> Array:

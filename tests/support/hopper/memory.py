@@ -93,6 +93,7 @@ class Shared:
         places = len(self.bytes) // 2
         self.wrote, self.read = np.zeros(places, dtype=np.int64), np.zeros(places, dtype=np.int64)
         self.landing, self.flying = np.zeros(places, dtype=np.int16), np.zeros(places, dtype=np.int16)
+        self.hidden = np.zeros(places, dtype=bool)  # from products, which see what threads store after a fence alone
         self.clear()
 
     def clear(self) -> None:
@@ -100,7 +101,7 @@ class Shared:
         self.views[4][:] = POISON
         for marks in (self.wrote, self.read):
             marks[:] = -1
-        self.landing[:] = self.flying[:] = 0
+        self.landing[:] = self.flying[:] = self.hidden[:] = 0
         self.epoch = 0
         self.copies: list[list[tuple[Array, Array, Array]]] = [[]]  # in groups; the last is not closed
 
@@ -150,7 +151,11 @@ class Shared:
 
     def store(self, at: Array, values: Array, width: int, lanes: Array) -> None:
         self.writing(self.places(at, width * len(values)), self.warp[lanes])
+        self.hidden[self.places(at, width * len(values))] = True
         self.views[width][(at // width).astype(np.int64) + np.arange(len(values))[:, None]] = values
+
+    def fence(self) -> None:
+        self.hidden[:] = False
 
     def copy(self, at: Array, values: Array, lanes: Array) -> None:
         """Begin to write pairs of bytes, [count, lanes]."""
@@ -171,4 +176,5 @@ class Shared:
                 self.landing[places] -= 1
                 self.views[2][places] = values
                 self.wrote[places] = self.epoch << 6 | warps
+                self.hidden[places] = False
         del self.copies[:done]

@@ -1,8 +1,9 @@
-"""Launches that start before the one in front of them has ended, and what they must not touch until it has.
+"""Programs and launches, which have no order but the one that they wait for.
 
-A launch that may start early starts when every program of the one before it has let it (`launch_dependents`), and knows
-that one to have ended only after a program of its own has waited for it. If some program of the one before waited
-before it let go, then whatever was further in front has ended.
+The programs of a launch run in any order, and beside each other: one must not read what another writes. And a launch
+that may start early starts when every program of the one before has let it (`launch_dependents`), and knows that one to
+have ended only after a program of its own has waited for it. If some program of the one before waited before it let go,
+then whatever was further in front has ended.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import numpy as np
 
 from .memory import Array, Fault, Global
 
+_ADDED = -1
+
 
 class Trace:
-    """What a launch has read and written."""
+    """Which program of a launch has read and written what, counted from 1; of what several have read, the last."""
 
     def __init__(self, memory: Global, open: list[Trace]) -> None:
         self.memory, self.open = memory, open
         sizes = (memory.ends - memory.starts).astype(np.int64) // 2 + 1
         self.offsets = np.cumsum(sizes) - sizes
-        self.read, self.wrote = (np.zeros(int(sizes.sum()), dtype=bool) for _ in range(2))
+        self.read, self.wrote = (np.zeros(int(sizes.sum()), dtype=np.int32) for _ in range(2))
+        self.program = 0
         self.ordered = False
         """Whether a program has waited before it let the next launch start."""
 
@@ -27,25 +31,42 @@ class Trace:
         """Launches that may still run when the next one starts."""
         return [self] if self.ordered else [self, *self.open]
 
-    def note(self, marks: Array, at: Array, size: int) -> None:
-        span = np.searchsorted(self.memory.starts, at, "right") - 1
-        place = self.offsets[span] + (at - self.memory.starts[span]).astype(np.int64) // 2
-        marks[place + np.arange(max(1, size // 2))[:, None]] = True
+    def begin(self) -> None:
+        """Another program."""
+        self.program += 1
+        self.waited = self.released = False
 
-    def touches(self, marks: Array, at: Array, size: int) -> bool:
+    def release(self) -> None:
+        """Let the next launch start."""
+        self.ordered |= self.waited and not self.released
+        self.released = True
+
+    def places(self, at: Array, size: int) -> Array:
+        """Of the pairs of bytes that this launch knows."""
         span = np.maximum(np.searchsorted(self.memory.starts, at, "right") - 1, 0)
         inside = (at >= self.memory.starts[span]) & (at < self.memory.ends[span])
         at, span = at[inside], span[inside]
         place = self.offsets[span] + (at - self.memory.starts[span]).astype(np.int64) // 2
-        places = np.minimum(place + np.arange(max(1, size // 2))[:, None], len(marks) - 1)
-        return bool(marks[places].any())
+        return place + np.arange(max(1, size // 2))[:, None]
 
-    def reading(self, at: Array, size: int, waited: bool) -> None:
-        self.note(self.read, at, size)
-        if not waited and any(trace.touches(trace.wrote, at, size) for trace in self.open):
+    def others(self, marks: Array, places: Array) -> bool:
+        return bool(((marks[places] != 0) & (marks[places] != self.program)).any())
+
+    def reading(self, at: Array, size: int) -> None:
+        places = self.places(at, size)
+        if self.others(self.wrote, places):
+            raise Fault("memory is read that another program of the launch writes")
+        self.read[places] = self.program
+        if not self.waited and any(trace.wrote[trace.places(at, size)].any() for trace in self.open):
             raise Fault("memory is read that an earlier launch, not known to have ended, writes")
 
-    def writing(self, at: Array, size: int, waited: bool) -> None:
-        self.note(self.wrote, at, size)
-        if not waited and any(t.touches(t.wrote, at, size) or t.touches(t.read, at, size) for t in self.open):
-            raise Fault("memory is written that an earlier launch, not known to have ended, reads or writes")
+    def writing(self, at: Array, size: int, adding: bool = False) -> None:
+        places = self.places(at, size)
+        added = adding and not ((self.wrote[places] != 0) & (self.wrote[places] != _ADDED)).any()
+        if self.others(self.read, places) or (not added and self.others(self.wrote, places)):
+            raise Fault("memory is written that another program of the launch reads or writes")
+        self.wrote[places] = _ADDED if adding else self.program
+        for trace in () if self.waited else self.open:
+            theirs = trace.places(at, size)
+            if trace.wrote[theirs].any() or trace.read[theirs].any():
+                raise Fault("memory is written that an earlier launch, not known to have ended, reads or writes")

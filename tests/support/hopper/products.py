@@ -151,6 +151,8 @@ class Products:
 
     def _reading(self, places: Array, group: int) -> None:
         places = np.unique(places)
+        if self.shared.hidden[places].any():
+            raise Fault("a product reads what threads have stored, without a fence between")
         for warp in range(4 * group, 4 * group + 4):
             self.shared.reading(places, np.int64(warp))
         self.shared.flying[places] += 1

@@ -28,7 +28,7 @@ _UNORDERED = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "
 """Comparisons that hold where one is no number, and those that do not where they do."""
 _TOGETHER = ("bar", "cp", "mma", "wgmma", "ldmatrix", "stmatrix", "shfl")
 """What all threads of a program must come to, and in one order."""
-_NOTHING = (("bar", "warp", "sync"), ("wgmma", "fence", "sync", "aligned"), ("fence", "proxy", "async", "shared::cta"))
+_NOTHING = (("bar", "warp", "sync"), ("wgmma", "fence", "sync", "aligned"))
 """What asks for an order that there is already."""
 _OTHERWISE = {"sat", "cc", "rz", "rm", "rp", "rzi", "rmi", "rpi", "relu"}
 """Other ways to round, or to end up."""
@@ -305,8 +305,13 @@ class Translation:
             raise NotImplementedError
         return "program.shared.barrier()"
 
+    def _fence(self, step: Step) -> str:
+        if step.op != ("fence", "proxy", "async", "shared::cta"):
+            raise NotImplementedError
+        return "program.shared.fence()"
+
     def _griddepcontrol(self, step: Step) -> str:
-        return {"wait": "program.wait()", "launch_dependents": "program.release()"}[step.op[1]]
+        return {"wait": "program.trace.waited = True", "launch_dependents": "program.trace.release()"}[step.op[1]]
 
     def _shfl(self, step: Step) -> str:
         out, a, lane, clamp = step.operands[:4]
