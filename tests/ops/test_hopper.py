@@ -12,7 +12,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from primaldual import attention, mechanism
+from nn.layers import reference_of
+from primaldual import MultiheadAttention, attention, mechanism
 from primaldual.primal import Fixed, Strided, Window
 from support.battery import relative_error
 from support.interpreter import HOPPER, ON_CPU
@@ -115,6 +116,24 @@ def test_linear_attention(is_causal: bool) -> None:
         results.append((out, *torch.autograd.grad(out, leaves, torch.ones_like(out))))
     for found, rough, truth in zip(*results, strict=True):
         errors = [relative_error(x.detach(), truth.detach()) for x in (found, rough)]
+        assert errors[0] < 2 * errors[1] + 8 * torch.finfo(HALF).eps
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("length", [129, 256])
+@pytest.mark.parametrize("name", ["bn", "sh", "bn+sh"])
+def test_layers(name: str, length: int) -> None:
+    """Projections, means and sums around the attention, with queries that are re-centred where they lie."""
+    layer = MultiheadAttention(256, HEADS, batch_first=True, mechanism=PRIMALS.get(name, name), dtype=HALF)
+    x, up = torch.randn(2, length, 256, dtype=HALF), torch.randn(2, length, 256, dtype=HALF)
+    results = []
+    for step, dtype in ((layer, HALF), (reference_of(layer), HALF), (reference_of(layer), torch.float64)):
+        step, leaf = step.to(dtype), x.to(dtype).requires_grad_()
+        out = step(leaf, leaf, leaf, need_weights=False)[0]
+        leaves = [leaf, *step.parameters()]
+        results.append([out.detach(), *torch.autograd.grad(out, leaves, up.to(dtype))])
+    for found, rough, truth in zip(*results, strict=True):
+        errors = [relative_error(value, truth) for value in (found, rough)]
         assert errors[0] < 2 * errors[1] + 8 * torch.finfo(HALF).eps
 
 
