@@ -37,7 +37,7 @@ class Global:
         spans = sorted((x.data_ptr(), x.data_ptr() + _bytes(x)) for x in tensors if x.numel())
         merged: list[list[int]] = []
         for start, end in spans:
-            if merged and start <= merged[-1][1]:
+            if merged and start < merged[-1][1]:
                 merged[-1][1] = max(end, merged[-1][1])
             else:
                 merged.append([start, end])
