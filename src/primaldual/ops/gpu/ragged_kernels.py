@@ -59,9 +59,12 @@ def _forward_blocks(
 ):  # fmt: skip
     """The online softmax over the points [start, end); `seen` is how many of them each row sees, where MASKED.
 
-    A row's total is kept as several sums, as threads hold the scores: these are added up once, after the loops.
+    A row's total is kept as several sums, as threads hold the scores: these are added up once, after the loops. Where
+    it is EXACT, m is the largest score before scaling, so that this one's weight is 1: scores of 10⁸, times a scale and
+    less what that rounds to in one instruction, are off by 16, and 2¹⁶ is no half.
     """
     SUMS: tl.constexpr = total.shape[1]
+    EXACT: tl.constexpr = q.dtype == tl.float16
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
     for first in tl.range(start, end, BN):
@@ -77,16 +80,20 @@ def _forward_blocks(
         s = in_pattern(s, float("-inf"), columns[None, :], near[:, None], turn[:, None], span, step, arc, PATTERN)
         if MASKED:
             s = tl.where(columns[None, :] < seen[:, None], s, float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1) * scale)
+        if EXACT:
+            m_new = tl.maximum(m, tl.max(s, 1))
+        else:
+            m_new = tl.maximum(m, tl.max(s, 1) * scale)
         if MASKED or HAS_BIAS or PATTERN:
             base = tl.where(m_new == float("-inf"), 0.0, m_new)
         else:
             base = m_new
-        exponent = s * scale - base[:, None]
-        if q.dtype == tl.float16:  # the difference is rounded once: of scores of 10⁸ it can be 16, too much for a half
-            exponent = tl.minimum(exponent, 0.0)
-        p = tl.exp2(exponent)
-        fade = tl.exp2(m - base)
+        if EXACT:
+            p = tl.exp2((s - base[:, None]) * scale)
+            fade = tl.exp2((m - base) * scale)
+        else:
+            p = tl.exp2(s * scale - base[:, None])
+            fade = tl.exp2(m - base)
         total = total * fade[:, None] + tl.sum(tl.reshape(p, (p.shape[0], BN // SUMS, SUMS)), 1)
         if DROPOUT:
             p = drop(p, row_bits[:, None], hash_columns(seed, columns)[None, :], threshold)
@@ -166,6 +173,8 @@ def forward(
         end, row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, True, HAS_BIAS, PATTERN, DROPOUT,
         PRECISION,
     )  # fmt: skip
+    if q.dtype == tl.float16:
+        m *= scale
     total = tl.sum(total, 1)
     if HAS_OWN:
         own = (batch * H + head) * L + rows
