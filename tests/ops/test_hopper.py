@@ -96,6 +96,12 @@ def test_dropout_drops_what_the_hash_says(name: str, dim: int, way: str) -> None
 
 
 @pytest.mark.usefixtures("compiled")
+def test_dropout_of_padded_heads_that_fill_no_block() -> None:
+    with replayed(PRIMALS["bn+sh"], HEADS, 5):
+        check(PRIMALS["bn+sh"], (129, 145, 40, 40), HALF, heads=HEADS, mask="padding", dropout_p=0.1)
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("size", [1e2, 1e4, 1.5e4])
 def test_scores_as_large_as_halves_can_make_them(size: float) -> None:
     """All weight is on one key: its value is the output, and gradients are bounded."""

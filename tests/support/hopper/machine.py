@@ -218,6 +218,17 @@ def _f16(x: Array) -> Array:
     return np.asarray(x).astype(np.float16).view(np.uint16).astype(np.uint32)
 
 
+def _picked(a: Array, b: Array, which: Array) -> Array:
+    """Four of the eight bytes of a and b, by the nibbles of a number; the highest bit of one asks for a sign alone."""
+    both = np.asarray(b).astype(np.uint64) << 32 | a
+    found = np.zeros(both.shape, dtype=np.uint32)
+    for place in range(4):
+        nibble = np.asarray(which).astype(np.uint64) >> 4 * place & 15
+        byte = (both >> 8 * (nibble & 7) & 255).astype(np.uint32)
+        found |= np.where(nibble > 7, np.where(byte > 127, np.uint32(255), np.uint32(0)), byte) << 8 * place
+    return found
+
+
 _NAMES = {
     **{word: getattr(np, word) for word in (
         "absolute", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "copyto", "divide", "equal", "exp2", "fmax",
@@ -230,5 +241,6 @@ _NAMES = {
     "from_bf16": lambda x: (x.astype(np.uint32) << 16).view(np.float32),
     "from_f16": lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32),
     "inverse_root": lambda x, out, where=True: np.divide(1, np.sqrt(x), out, where=where),
+    "picked": _picked,
     "quotient": lambda a, b: np.trunc(np.divide(a, b, dtype=np.float64)),
 }  # fmt: skip

@@ -101,7 +101,7 @@ class Translation:
         if operand[:2] in ("0f", "0F"):
             bits = int(operand[2:], 16)
         else:
-            bits = int("0" if operand == "global_smem" else operand, 0) & (1 << 8 * size) - 1
+            bits = int("0" if operand == "global_smem" else operand.rstrip("U"), 0) & (1 << 8 * size) - 1
         called = f"c{bits:x}_{kind}"
         self.constants[called] = np.dtype(f"u{size}").type(bits).view(f"{_DTYPES[kind[0]]}{size}")
         return called
@@ -189,6 +189,12 @@ class Translation:
             raise NotImplementedError
         both = f"({self(high, 'u32')}.astype(u8) << 32 | {self(low, 'u32')})"
         return f"copyto({self(out, 'u32')}, {both} << ({self(by, 'u32')} & 31) >> 32, 'unsafe'{step.where})"
+
+    def _prmt(self, step: Step) -> str:
+        if step.op != ("prmt", "b32"):
+            raise NotImplementedError
+        out, a, b, which = (self(x, "u32") for x in step.operands)
+        return f"copyto({out}, picked({a}, {b}, {which}), 'unsafe'{step.where})"
 
     def _setp(self, step: Step) -> list[str]:
         out, a, b = step.operands[:3]
