@@ -24,7 +24,7 @@ if find_spec("triton") is None:
 if ON_CPU and not HOPPER:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from support.hopper import Fault, hopper
+from support.hopper import HopperError, hopper
 
 HEADS, HALF = 4, torch.bfloat16
 PRIMALS = {
@@ -174,11 +174,11 @@ EDITS = {
 @pytest.mark.parametrize("what", EDITS)
 def test_what_a_gpu_would_not_forgive_is_said(what: str) -> None:
     edit, said = EDITS[what]
-    with hopper(edit=edit), pytest.raises((Fault, NotImplementedError), match=said):
+    with hopper(edit=edit), pytest.raises((HopperError, NotImplementedError), match=said):
         check(PRIMALS["sh"], (257, 257, 64, 64), HALF, heads=HEADS)
 
 
 @pytest.mark.parametrize("kernel", ["forward", "backward"])
 def test_products_that_are_not_waited_for_are_no_numbers(kernel: str) -> None:
-    with hopper(edit=without(r"wgmma\.wait_group\S*\s+\d+;", kernel)), pytest.raises((AssertionError, Fault)):
+    with hopper(edit=without(r"wgmma\.wait_group\S*\s+\d+;", kernel)), pytest.raises((AssertionError, HopperError)):
         check(PRIMALS["sh"], (257, 257, 64, 64), HALF, heads=HEADS)

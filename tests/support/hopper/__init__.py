@@ -1,8 +1,8 @@
 """Kernels as they are compiled for Hopper, run on a CPU.
 
 Triton's interpreter runs what a kernel says, in numpy: not what the compiler makes of it, not its inline assembly, and
-no bfloat16. Here the PTX runs, and what a GPU would not forgive is a `Fault`.
+no bfloat16. Here the PTX runs, and what a GPU would not forgive is a `HopperError`.
 """
 
 from .driver import hopper as hopper
-from .memory import Fault as Fault
+from .memory import HopperError as HopperError

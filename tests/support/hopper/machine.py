@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .memory import POISON, Array, Fault, Global, Shared
+from .memory import POISON, Array, Global, HopperError, Shared
 from .order import Trace
 from .products import Products, load_matrices, mma, store_matrices
 from .ptx import meeting, read
@@ -83,10 +83,10 @@ class Program:
             while block is not end:
                 block = block()
             self.trace.release()
-        except Fault as fault:
-            raise Fault(f"{self.kernel.name}, program {at}, {self.place(fault)}: {fault}") from fault
+        except HopperError as fault:
+            raise HopperError(f"{self.kernel.name}, program {at}, {self.place(fault)}: {fault}") from fault
 
-    def place(self, fault: Fault) -> str:
+    def place(self, fault: HopperError) -> str:
         """Where in the kernel's source a fault lies: the compiler's last word on that before the line of PTX."""
         line, frame = 0, fault.__traceback__
         files = {f"{self.kernel.name} {parted}": lines for parted, lines in self.lines.items()}
@@ -144,7 +144,7 @@ class Program:
         values = np.zeros((size // 2, len(lanes)), dtype=np.uint16)
         counts = np.full(len(lanes), size) if given is None else self.full(given)[lanes]
         if not np.isin(counts, (0, size)).all():
-            raise Fault("a copy of a part")
+            raise HopperError("a copy of a part")
         there = of[lanes[counts > 0]]
         values[:, counts > 0] = self.memory.load(there, 2, size // 2)
         self.trace.reading(there, size)
@@ -158,7 +158,7 @@ class Program:
 
     def agreed(self, which: Array) -> bool:
         if which.all() != which.any():
-            raise Fault("the threads of a program do not agree")
+            raise HopperError("the threads of a program do not agree")
         return bool(which[0])
 
     def branch(self, which: Array, to: Block, following: Block) -> Block | tuple[Array, Block, Block]:
@@ -185,7 +185,7 @@ class Program:
         return self.places[block.__name__]
 
     def parted(self) -> None:
-        raise Fault("the threads of a program have parted where all must be")
+        raise HopperError("the threads of a program have parted where all must be")
 
     def shuffled(self, x: Array, lane: Array, how: str) -> Array:
         within = self.lanes % 32

@@ -26,7 +26,7 @@ _VIEWS = {
 _FLOATS = np.ctypeslib.as_array((ctypes.c_float * (1 << 45)).from_address(_FLOOR))
 
 
-class Fault(Exception):  # noqa: N818 - it is what a GPU calls it
+class HopperError(Exception):
     """What would fail on a GPU, or go wrong now and then."""
 
 
@@ -46,13 +46,11 @@ class Global:
     def reach(self, at: Array, size: int) -> None:
         """Refuses addresses outside the tensors, and such as are not multiples of what is read there."""
         if (at & np.uint64(size - 1)).any():
-            raise Fault(f"{size} bytes at an address that is not a multiple of it: {int(at[0]):x}")
+            raise HopperError(f"{size} bytes at an address that is not a multiple of it: {int(at[0]):x}")
         span = np.searchsorted(self.starts, at, "right") - 1
         outside = (span < 0) | (at + np.uint64(size) > self.ends[span])
         if outside.any():
-            address = int(at[outside.argmax()])
-            before = int(self.starts[span[outside.argmax()]]) if span[outside.argmax()] >= 0 else 0
-            raise Fault(f"{size} bytes outside of the tensors, {address - before} after the start of the one before")
+            raise HopperError(f"{size} bytes outside of the tensors, at {int(at[outside.argmax()]):x}")
 
     def load(self, at: Array, width: int, count: int) -> Array:
         """[count, lanes]: numbers of so many bytes, so many in a row."""
@@ -117,9 +115,9 @@ class Shared:
     def reading(self, places: Array, warps: Array) -> None:
         """By these warps, of the two bytes at each of the places."""
         if self.landing[places].any():
-            raise Fault("shared memory is read while a copy to it is on its way")
+            raise HopperError("shared memory is read while a copy to it is on its way")
         if self._conflict(self.wrote, places, warps):
-            raise Fault("shared memory is read that another warp has written since the last barrier")
+            raise HopperError("shared memory is read that another warp has written since the last barrier")
         mark = self.epoch << 6 | np.broadcast_to(warps, places.shape)
         before = self.read[places]
         mark = np.where((before >> 6 == self.epoch) & (before != mark), self.epoch << 6 | 63, mark)
@@ -128,17 +126,17 @@ class Shared:
 
     def writing(self, places: Array, warps: Array) -> None:
         if self.landing[places].any() or self.flying[places].any():
-            raise Fault("shared memory is written while a copy or a product is on its way there")
+            raise HopperError("shared memory is written while a copy or a product is on its way there")
         if self._conflict(self.wrote, places, warps) or self._conflict(self.read, places, warps):
-            raise Fault("shared memory is written where another warp was since the last barrier")
+            raise HopperError("shared memory is written where another warp was since the last barrier")
         self.wrote[places] = mark = self.epoch << 6 | np.broadcast_to(warps, places.shape)
         self.wrote[places[self.wrote[places] != mark]] = self.epoch << 6 | 63
 
     def reach(self, at: Array, size: int) -> None:
         if (at & np.uint32(size - 1)).any():
-            raise Fault(f"{size} bytes of shared memory at an address that is not a multiple of it")
+            raise HopperError(f"{size} bytes of shared memory at an address that is not a multiple of it")
         if len(at) and int(at.max()) + size > len(self.bytes):
-            raise Fault(f"shared memory of {len(self.bytes)} bytes is left: {size} at {int(at.max())}")
+            raise HopperError(f"shared memory of {len(self.bytes)} bytes is left: {size} at {int(at.max())}")
 
     def places(self, at: Array, size: int) -> Array:
         self.reach(at, size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .memory import Array, Fault, Global
+from .memory import Array, Global, HopperError
 
 _ADDED = -1
 
@@ -55,18 +55,18 @@ class Trace:
     def reading(self, at: Array, size: int) -> None:
         places = self.places(at, size)
         if self.others(self.wrote, places):
-            raise Fault("memory is read that another program of the launch writes")
+            raise HopperError("memory is read that another program of the launch writes")
         self.read[places] = self.program
         if not self.waited and any(trace.wrote[trace.places(at, size)].any() for trace in self.open):
-            raise Fault("memory is read that an earlier launch, not known to have ended, writes")
+            raise HopperError("memory is read that an earlier launch, not known to have ended, writes")
 
     def writing(self, at: Array, size: int, adding: bool = False) -> None:
         places = self.places(at, size)
         added = adding and not ((self.wrote[places] != 0) & (self.wrote[places] != _ADDED)).any()
         if self.others(self.read, places) or (not added and self.others(self.wrote, places)):
-            raise Fault("memory is written that another program of the launch reads or writes")
+            raise HopperError("memory is written that another program of the launch reads or writes")
         self.wrote[places] = _ADDED if adding else self.program
         for trace in () if self.waited else self.open:
             theirs = trace.places(at, size)
             if trace.wrote[theirs].any() or trace.read[theirs].any():
-                raise Fault("memory is written that an earlier launch, not known to have ended, reads or writes")
+                raise HopperError("memory is written that an earlier launch, not known to have ended, reads or writes")

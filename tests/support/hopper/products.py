@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from .memory import Array, Fault, Shared
+from .memory import Array, HopperError, Shared
 
 _LANE = np.arange(32)
 _ROW, _COLUMN = _LANE // 4, _LANE % 4
@@ -96,12 +96,12 @@ def described(shared: Shared, descriptor: int, rows: int, depth: int, kind: str,
     start, leading, stride = (16 * (descriptor >> shift & 0x3FFF) for shift in (0, 16, 32))
     swizzle, base = descriptor >> 62, descriptor >> 49 & 7
     if base:
-        raise Fault("a matrix descriptor with a base offset")
+        raise HopperError("a matrix descriptor with a base offset")
     at = start + _offsets(rows, depth, size, leading, stride, swizzle, turned)
     if swizzle:
         at = at ^ (at >> 3 & {1: 0x70, 2: 0x30, 3: 0x10}[swizzle])
     if at.max() + size > len(shared.bytes):
-        raise Fault(f"a product reads past the {len(shared.bytes)} bytes of shared memory")
+        raise HopperError(f"a product reads past the {len(shared.bytes)} bytes of shared memory")
     places = at // 2 + np.arange(size // 2)[:, None, None]
     return numbers(shared.views[size][at // size], kind), places.reshape(-1)
 
@@ -146,13 +146,13 @@ class Products:
     def _one(self, name: str, lanes: slice) -> int:
         values = self.registers[name][lanes]
         if (values != values[0]).any():
-            raise Fault("the threads of a product do not agree on a matrix")
+            raise HopperError("the threads of a product do not agree on a matrix")
         return int(values[0])
 
     def _reading(self, places: Array, group: int) -> None:
         places = np.unique(places)
         if self.shared.hidden[places].any():
-            raise Fault("a product reads what threads have stored, without a fence between")
+            raise HopperError("a product reads what threads have stored, without a fence between")
         for warp in range(4 * group, 4 * group + 4):
             self.shared.reading(places, np.int64(warp))
         self.shared.flying[places] += 1

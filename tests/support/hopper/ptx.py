@@ -44,8 +44,7 @@ def read(text: str) -> Kernel:
     for number, line in enumerate(body.split("\n"), text.count("\n", 0, found.end()) + 1):
         line = line.split("//")[0].strip()
         if declared := re.match(r"\.reg\s+\.(\w+)\s+(.*);", line):
-            for name in declared[2].split(","):
-                base, count = re.fullmatch(r"\s*([%\w]+)(?:<(\d+)>)?\s*", name).groups()  # type: ignore[union-attr]
+            for base, count in re.findall(r"([%\w]+)(?:<(\d+)>)?", declared[2]):
                 names = [f"{base}{n}" for n in range(int(count))] if count else [base]
                 registers |= dict.fromkeys(names, _WIDTHS[declared[1]])
         elif label := re.fullmatch(r"(\$\w+):", line):
