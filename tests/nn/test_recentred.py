@@ -1,5 +1,7 @@
 """Re-centred and grouped projections: what a layer's shortcuts compute is what the reference does."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -7,7 +9,7 @@ from torch.autograd import gradcheck
 from nn.layers import E, H, N, make, reference_of
 from primaldual import attention, mechanism
 from primaldual.nn import ConvProjection, recentred
-from primaldual.primal import Primal, Recenter, RmsNorm
+from primaldual.primal import AllKeys, Pooled, Primal, Recenter, RmsNorm
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 BN = {"beta 1": mechanism("bn"), "beta": mechanism("bn", beta=0.3), "learned": mechanism("bn", learnable=True)}
@@ -123,3 +125,34 @@ def test_frozen_parts_get_no_gradient_and_cost_none(primal):
     assert layer.in_proj_weight.grad is None
     assert x.grad.abs().max() > 0
     assert layer.in_proj_bias.grad.abs().max() > 0
+
+
+@dataclass(frozen=True)
+class HalvedRecenter(Recenter):
+    """x ↦ (x − βμ)/2"""
+
+    def affine(self, moments, parameters):
+        shift, _ = super().affine(moments, parameters)
+        return shift, torch.full_like(shift, 0.5)
+
+
+@dataclass(frozen=True)
+class FirstHalf(AllKeys):
+    """each query is fitted to the first half of the points"""
+
+    def visible(self, scale, queries, tokens, device):
+        return (torch.arange(self.points(scale, tokens), device=device) * 2 < tokens).expand(queries, -1)
+
+
+OWN = {
+    "map": Primal(inputs=(HalvedRecenter(),)),
+    "map, pooled": Primal(inputs=(HalvedRecenter(0.3, learnable=True),), training_set=Pooled()),
+    "training set": Primal(inputs=(Recenter(),), training_set=FirstHalf()),
+}
+
+
+@pytest.mark.parametrize("primal", OWN.values(), ids=OWN)
+def test_a_part_of_the_users_own_is_computed_as_it_is_stated(primal):
+    layer, x = make(primal), draw(N, 7, E)
+    found, expected = (each(x, x, x, need_weights=False)[0] for each in (layer, reference_of(layer)))
+    torch.testing.assert_close(found, expected, **CLOSE)

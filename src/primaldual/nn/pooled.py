@@ -40,7 +40,7 @@ def applies(layer: MultiheadAttention, need_weights: bool, mask: Tensor | None, 
     """Whether the rewrite holds: mean pooling and plain projections, and every query sees all keys."""
     return (
         layer.impl != "reference"
-        and isinstance(layer.primal.training_set, Pooled)
+        and type(layer.primal.training_set) is Pooled
         and any(s > 1 for s in layer.primal.training_set.head_scales(layer.num_heads))
         and PoolBeforeProjection.refusal(layer.primal) is None
         and layer.convolutions is None
@@ -83,7 +83,7 @@ def attend(
 def _softmax_heads(layer: MultiheadAttention) -> bool:
     """Softmax heads over windows of tokens, re-centred or as they are."""
     p = layer.primal
-    softmax = isinstance(p.features, Exponential) and isinstance(p.normalizer, KernelSum)
+    softmax = type(p.features) is Exponential and type(p.normalizer) is KernelSum
     pooling = p.training_set
     assert isinstance(pooling, Pooled)
     return softmax and (len(p.inputs) == 0 or recenter_of(layer) is not None) and not (pooling.grid or pooling.prefix)

@@ -34,18 +34,18 @@ def applies(layer: MultiheadAttention, x: Tensor, mask: Tensor | None, is_causal
     """Self-attention of heads that are re-centred and nothing else, where every query sees the same keys."""
     return (
         not (torch.compiler.is_compiling() or need_weights or is_causal) and mask is None
-        and isinstance(layer.primal.training_set, AllKeys)
+        and type(layer.primal.training_set) is AllKeys
         and recenter_of(layer) is not None
         and plain(layer, x)
     )  # fmt: skip
 
 
 def recenter_of(layer: MultiheadAttention) -> Recenter | None:
-    """The re-centring of softmax heads that have no other input map."""
+    """The re-centring of softmax heads that have no other input map; a subclass of one is something else."""
     p = layer.primal
-    softmax = isinstance(p.features, Exponential) and isinstance(p.normalizer, KernelSum)
+    softmax = type(p.features) is Exponential and type(p.normalizer) is KernelSum
     only = p.inputs[0] if softmax and len(p.inputs) == 1 else None
-    return only if isinstance(only, Recenter) else None
+    return only if type(only) is Recenter else None
 
 
 def plain(layer: MultiheadAttention, x: Tensor) -> bool:
