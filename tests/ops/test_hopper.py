@@ -26,6 +26,7 @@ if ON_CPU and not HOPPER:
 
 from support.hopper import HopperError, hopper
 
+pytestmark = pytest.mark.deep
 HEADS, HALF = 4, torch.bfloat16
 PRIMALS = {
     "softmax": mechanism("softmax"),

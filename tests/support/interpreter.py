@@ -21,15 +21,16 @@ ON_CPU = _INTERPRETED or HOPPER
 on_cpu = pytest.mark.skipif(not ON_CPU, reason="runs in the child process, with TRITON_INTERPRET=1")
 
 
-def child_process(file: str) -> Callable[[], None]:
-    """The test that runs those of a file in the interpreter, where there is no GPU."""
+def child_process(file: str, deep: bool = False) -> Callable[[], None]:
+    """The test that runs those of a file in the interpreter, where there is no GPU; `deep`: those with this mark."""
 
     @pytest.mark.skipif(ON_CPU, reason="the kernels are tested in this process")
     @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
     def test() -> None:
-        command = [sys.executable, "-m", "pytest", file, "-q", "-x", "-p", "no:cacheprovider"]
+        those = "deep" if deep else "not deep"
+        command = [sys.executable, "-m", "pytest", file, "-q", "-x", "-p", "no:cacheprovider", "-m", those]
         environment = os.environ | {"TRITON_INTERPRET": "1"}
         child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert child.returncode == 0, child.stdout + child.stderr
 
-    return test
+    return pytest.mark.deep(test) if deep else test
