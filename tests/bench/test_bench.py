@@ -13,7 +13,6 @@ from primaldual.bench import run as run_module
 from primaldual.bench.ceilings import Ceilings
 from primaldual.bench.counts import bytes_moved, flops
 from primaldual.bench.plot import ratio_plot, targets_plot
-from primaldual.bench.record import without_paths, write
 from primaldual.bench.targets import cases, verdicts
 from primaldual.bench.timing import Contestant, Timed, capture, in_turns, working_bytes
 
@@ -154,28 +153,6 @@ def test_interrupting_keeps_what_was_measured(tmp_path, monkeypatch):
     written = json.loads(path.read_text())
     assert written["complete"] is False and content["complete"] is False
     assert [record["mechanism"] for record in written["records"]] == ["sh"]
-
-
-def test_a_failed_write_leaves_the_earlier_file(tmp_path):
-    path = tmp_path / "kernels.json"
-    write(path, {"records": [1]})
-    with pytest.raises(ValueError):
-        write(path, {"records": [math.nan]})
-    assert json.loads(path.read_text()) == {"records": [1]}
-    assert [file.name for file in tmp_path.iterdir()] == ["kernels.json"]
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"),
-    [
-        ("no /usr/local/lib/x.so here", "no … here"),
-        (r"no C:\Users\me\x.dll here", "no … here"),
-        ("a ratio of 1/2, and TFLOP/s", "a ratio of 1/2, and TFLOP/s"),
-        ("first line\nsecond", "first line"),
-    ],
-)
-def test_messages_lose_paths(text, plain):
-    assert without_paths(text) == plain
 
 
 def test_the_table_of_targets_is_the_issues():

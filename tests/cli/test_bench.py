@@ -9,7 +9,8 @@ import torch
 from typer.testing import CliRunner, Result
 
 import primaldual
-from primaldual.bench import measure, record, targets, training
+from primaldual.base import environment
+from primaldual.bench import measure, targets, training
 from primaldual.cli import app, bench_kernels, bench_training
 
 TINY = ("--device", "cpu", "--lengths", "16,64", "--batch", "1", "--heads", "4", "--head-dims", "8", "--repeats", "3")
@@ -205,7 +206,7 @@ def test_a_missed_training_target_fails_a_run_with_the_defaults(tmp_path, monkey
         }  # fmt: skip
 
     monkeypatch.setattr(bench_training, "DEFAULTS", {"cpu": bench_training.DEFAULTS["cuda"]})
-    monkeypatch.setattr(record, "device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(environment, "device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(training.TrainingBench, "measure", measured)
     path = tmp_path / "training.json"
     result = call("training", "--device", "cpu", "--no-plot", "--output", str(path), *options)

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from data.files import HEADER, ROWS, archive, folder, text
-from primaldual._cache import cache_directory
+from primaldual.base.cache import cache_directory
 from primaldual.data import (
     CacheError,
     DataError,
@@ -127,7 +127,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
     def fail(*_, **__):
         raise error("disk full")
 
-    monkeypatch.setattr(cache, "save_file", fail)
+    monkeypatch.setattr(cache, "save", fail)
     with pytest.raises(CacheError, match=r"Toy\.safetensors cannot be written \(disk full\).*PRIMALDUAL_CACHE"):
         load("Toy", directory, rebuild=True)
     assert [p.name for p in cached(tmp_path).parent.iterdir()] == ["Toy.safetensors"]

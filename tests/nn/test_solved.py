@@ -11,8 +11,8 @@ from primaldual import MultiheadAttention, Primal, mechanism
 from primaldual.nn.solved import SolvedAttention
 from primaldual.primal import Exponential, Unit
 from primaldual.regression import PerQueryError, fit
-from primaldual.regression.design import design
-from primaldual.regression.implicit import values_of
+from primaldual.svr.design import design
+from primaldual.svr.implicit import values_of
 
 E, H, B, L = 8, 2, 2, 6
 LOSSES = ["epsilon-insensitive", "squared"]

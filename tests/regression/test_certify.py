@@ -11,7 +11,7 @@ from primaldual.primal import Fixed, RandomFeatures, Taylor, Unit
 from primaldual.regression import KernelError
 from primaldual.regression.certification import Certification, Check, worst
 from primaldual.regression.certify import certify
-from primaldual.regression.fit import Fit
+from primaldual.svr.fit import Fit
 
 module = importlib.import_module("primaldual.regression.certify")
 

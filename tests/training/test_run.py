@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from primaldual import mechanism
+from primaldual.base.files import remove
 from primaldual.models import build
 from primaldual.training import Recipe, Record, Store, key, mvts, recipe_for, train
 from primaldual.training.ensemble import Ensemble
-from primaldual.training.store import remove, write
 from training.toy import small, toy
 
 TESTS = Path(__file__).parents[1]
@@ -160,13 +160,6 @@ def test_another_process_that_ends_the_same_run_does_no_harm(tmp_path, monkeypat
     monkeypatch.setattr(Path, "write_bytes", tidied_up_after)
     records = train(toy(), "softmax", small(), folder=tmp_path, every=0.0)
     assert Store(tmp_path).records() == records
-
-
-def test_a_file_that_cannot_take_its_place_is_not_left_behind(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write(tmp_path / "folder", {}, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize("content", ["", '{"name": "a package"}', "[1]"], ids=["empty", "of others", "a list"])

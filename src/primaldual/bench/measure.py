@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from ..base.environment import without_paths
 from . import kernels, layers
 from .case import Case
 from .ceilings import Ceilings, measure_ceilings, tf32
 from .counts import bytes_moved, flops
-from .record import without_paths
 from .timing import Contestant, Timed, in_turns, working_bytes
 from .workload import Workload
 

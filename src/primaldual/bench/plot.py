@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ..report.style import COLOURS, INK, SOFT, figure, png, style
+from ..base.style import COLOURS, INK, SOFT, figure, png, style
 
 _MORE = {
     "linear": "#cc79a7", "linear-bn": "#a35a85", "linear-sh": "#e39ac3", "linear-bn+sh": "#7d4465",

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils import clip_grad_norm_
 
+from ..base.files import write_json
 from ..data import Dataset
 from ..models import build
 from ..ops import plan
 from ..training import Ensemble
 from .case import DTYPES
 from .measure import Record, _reason, _spread
-from .record import write
 from .timing import Contestant, Step, Timed, in_turns
 from .training_case import SHORTEST, TrainingCase
 from .training_targets import REFERENCE, verdicts
@@ -197,7 +197,7 @@ def run(
     def save() -> None:
         content["wall_seconds"] = round(time.perf_counter() - start, 1)
         content["targets"] = verdicts(content)
-        write(path, content)
+        write_json(path, content)
 
     try:
         for case in cases:

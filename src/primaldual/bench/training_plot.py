@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ..report.style import COLOURS, INK, SOFT, figure, png, style
+from ..base.style import COLOURS, INK, SOFT, figure, png, style
 
 _TOGETHER = {"auto": COLOURS["bn+sh"], "sdpa": "#66c5ab"}
 _ALONE, _REFERENCE, _MISSED = COLOURS["softmax"], "#cfd3da", "#c0392b"

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..base.files import write_bytes
 from .main import _escape, _fail, _no_plot, app, console, errors
 
 T = TypeVar("T")
@@ -107,8 +108,6 @@ def show(tables: Sequence[Table]) -> None:
 
 def draw(module: str, function: str, content: dict[str, Any], path: Path) -> None:
     """What a module of `primaldual.bench` draws of the content, beside the JSON."""
-    from ..bench.record import write_bytes
-
     try:
         picture = getattr(import_module(f"..bench.{module}", __package__), function)(content)
     except ModuleNotFoundError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 
+from ..base.environment import folder_name
 from ..primal import mechanism
 from .bench import (
     SHORT,
@@ -88,7 +89,7 @@ def measure(
     quick: Annotated[bool, typer.Option("--quick", help="Two lengths, few rounds.")] = False,
     device: Device = None,
 ) -> None:
-    from ..bench import record, run, table, targets
+    from ..bench import run, table, targets
     from ..bench.measure import Bench
 
     subject = str(ctx.info_name)
@@ -104,9 +105,9 @@ def measure(
             )  # fmt: skip
     except ValueError as error:
         raise _fail(error, 2) from None
-    path = output or Path("results") / record.slug(where) / f"{preset or subject}.json"
+    path = output or Path("results") / folder_name(where) / f"{preset or subject}.json"
     runner = Bench(where, repeats or settings["repeats"], budget=0.5 if quick else 3.0)
-    about = record.environment(where, command_line(ctx))
+    about = run.conditions(where, command_line(ctx))
     summary: run.Summary = targets.verdicts if preset else lambda done: {}
     with measuring(cases, lambda case: f"{case.mechanism}, {case.length}, {case.step}, {case.mode}", path) as before:
         content = run.run(runner, cases, path, about, before, summary)

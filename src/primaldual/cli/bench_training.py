@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.environment import folder_name
 from .bench import (
     SHORT,
     Device,
@@ -85,8 +86,8 @@ def training(
     Time is that of device events on CUDA, after a warm-up, and of the wall clock on a CPU. Peak memory (CUDA) is the
     most that was allocated since before the models were built, the series included, divided by the seeds.
     """
-    from ..bench import record
     from ..bench import training_targets as targets
+    from ..bench.run import conditions
     from ..bench.training import TrainingBench, run
 
     try:
@@ -98,9 +99,9 @@ def training(
         )  # fmt: skip
     except ValueError as error:
         raise _fail(error, 2) from None
-    path = output or Path("results") / record.slug(where) / "training.json"
+    path = output or Path("results") / folder_name(where) / "training.json"
     runner = TrainingBench(where, repeats or (3 if quick else settings["repeats"]), budget=0.5 if quick else 5.0)
-    about = record.environment(where, command_line(ctx))
+    about = conditions(where, command_line(ctx))
     with measuring(cases, lambda case: f"{case.dataset}, {case.mechanism}, {case.impl}", path) as before:
         content = run(runner, cases, path, about, before)
     show(targets.results_tables(content) + ([targets.targets_table(content)] if content["targets"] else []))

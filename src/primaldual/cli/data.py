@@ -51,7 +51,7 @@ Offline = Annotated[bool, typer.Option("--offline", help="Never download.")]
 )
 def list_command(data_dir: DataDir = None, cache_dir: CacheDir = None) -> None:
     """List the sets of known size, and those that are here, with where they are."""
-    from .._cache import cache_directory
+    from ..base.cache import cache_directory
     from ..data import DataError, manifest
     from ..data.cache import cached_names
     from ..data.sources import data_directory, in_aeon, names_in
@@ -171,7 +171,7 @@ def verify(
 
     All of them unless some are named. Exit status 1 if one is not as it should be.
     """
-    from .._cache import cache_directory
+    from ..base.cache import cache_directory
     from ..data import DataError
     from ..data.cache import cached_names
     from ..data.load import problems

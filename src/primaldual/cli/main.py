@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import __version__, derive
+from ..base.version import __version__
 from ..demo import DemoError, Recipe, run_demo
 from ..demo.terminal import summary_table
+from ..dual import derive
 from .mechanism_options import Beta, Causal, Full, How, Learnable, Prefix, Size, mechanism_option
 from .table import LEGEND, mechanisms_table
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
+from ..base.files import write_bytes
 from .dataset import Dataset, Split
 from .errors import DataError
 from .sources import PARSER_VERSION
@@ -37,15 +36,7 @@ def write(data: Dataset, path: Path) -> None:
         "hash": data.hash,
     }  # fmt: skip
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{data.name}-")
-        os.close(handle)
-        try:
-            save_file(dict(data.tensors()), scratch, metadata={"primaldual": json.dumps(about)})
-            Path(scratch).chmod(0o644)  # a cache may be shared
-            Path(scratch).replace(path)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
+        write_bytes(path, save(dict(data.tensors()), metadata={"primaldual": json.dumps(about)}))
     except (OSError, SafetensorError) as error:
         raise CacheError(
             f"{path} cannot be written ({error}); choose another cache directory by PRIMALDUAL_CACHE"

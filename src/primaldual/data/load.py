@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from .._cache import cache_directory
+from ..base.cache import cache_directory
 from . import cache
 from .dataset import Dataset
 from .errors import DataError, DataMismatchError, DataNotFoundError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
+from ..base.files import write_bytes
 from .recipe import DemoError
 
 MARK = "primaldual demo"
@@ -39,17 +39,10 @@ def write_all(folder: Path, contents: dict[str, bytes]) -> None:
     """Each file appears whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(folder / name)
-        except BaseException as error:
-            Path(temporary).unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise DemoError(f"{folder / name} could not be written: {error}") from None
-            raise
+            write_bytes(folder / name, content)
+        except OSError as error:
+            raise DemoError(f"{folder / name} could not be written: {error}") from None
 
 
 def _ours(folder: Path) -> bool:

@@ -18,12 +18,12 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from ..base.packages import needed
 from ..data import Dataset, Preparation, Split, fill_gaps
 from ..data.dataset import mean_and_std
 from ..models import SeriesConfig, SeriesTransformer, build
 from ..primal import Primal
 from ..training import Ensemble, Recipe, Training, for_cpu, progress_bar
-from ..training.extras import needed
 from ..training.parts import Part
 from .saved import from_json, plain, read_estimator, to_json, write_estimator
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from ..primal import AllKeys, Pooled, Primal, Sparse
-from ..regression.design import Design, PerQueryError, design
-from ..regression.fit import double
-from ..regression.implicit import ridge, support_vectors, values_of
+from ..svr.design import Design, PerQueryError, design
+from ..svr.fit import double
+from ..svr.implicit import ridge, support_vectors, values_of
 from .multihead import MultiheadAttention
 from .projection import ConvProjection
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from ..report.style import COLOURS, INK, SOFT, figure, png, style
+from ..base.style import COLOURS, INK, SOFT, figure, png, style
 from .sweeps import Value, said
 from .swept import Scores, Swept, always
 

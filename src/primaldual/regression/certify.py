@@ -19,9 +19,9 @@ from ..dual import GroupHeadsByScale
 from ..dual.rewrites import pooling_of
 from ..ops import attention
 from ..primal import DepthwiseConv2d, Primal, as_primal
+from ..svr.design import design
+from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
 from .certification import Certification, Check, worst
-from .design import design
-from .fit import Fit, KernelError, NotConvergedWarning, fit
 from .recover import recover
 
 GAP = 1e-8

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..svr.design import design
+from ..svr.fit import KernelError, NotConvergedWarning, double, fit
 from .capture import Call, capture
-from .design import design
 from .diagnosis import Diagnosis, HeadRow, Numbers
-from .fit import KernelError, NotConvergedWarning, double, fit
 from .recover import recover
 from .sequence import Notes, RefusalError, Sequence, sequence_of
 

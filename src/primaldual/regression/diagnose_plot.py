@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..report.style import INK, LINE, SOFT, figure, style
+from ..base.style import INK, LINE, SOFT, figure, style
 
 if TYPE_CHECKING:
     from .diagnosis import Diagnosis, HeadRow

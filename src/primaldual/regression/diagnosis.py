@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from ..base.packages import needed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.table import Table
+    from rich.text import Text
+
+EXTRA = '"primaldual[demo]"'
+"""What brings pandas and matplotlib."""
 
 
 class Numbers(NamedTuple):
@@ -77,6 +77,9 @@ class Diagnosis:
 
     def table(self) -> Table:
         """For a terminal: means ± standard deviations over the sequences of the batch."""
+        from rich import box
+        from rich.table import Table
+
         table = Table(
             title=f"The regression behind every head, ε = {self.epsilon:g}", title_style="italic",
             box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=self._notes(), caption_justify="left",
@@ -102,7 +105,7 @@ class Diagnosis:
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame, one line per head; standard deviations are columns that end in _std."""
-        pandas = optional("pandas", "to_dataframe()")
+        pandas = needed("pandas", "pandas", "to_dataframe()", EXTRA)
         lines = []
         for row in self.rows:
             line = row._asdict()
@@ -112,7 +115,7 @@ class Diagnosis:
 
     def plot(self, path: str | Path | None = None) -> Figure:
         """A figure with a line of panels for each layer, and a bar for each head; saved where a path is given."""
-        optional("matplotlib", "plot()")
+        needed("matplotlib", "matplotlib", "plot()", EXTRA)
         from .diagnose_plot import draw
 
         drawing = draw(self)
@@ -122,6 +125,8 @@ class Diagnosis:
 
     def _notes(self) -> Text | None:
         """Each note of a layer once, with the heads where it is not on all."""
+        from rich.text import Text
+
         lines = []
         for name, rows in self.layers().items():
             for note in dict.fromkeys(row.note for row in rows if row.note):
@@ -134,6 +139,8 @@ class Diagnosis:
         return self.table()
 
     def __str__(self) -> str:
+        from rich.console import Console
+
         console = Console(width=200, color_system=None, force_terminal=False)
         with console.capture() as captured:
             console.print(self.table())
@@ -141,16 +148,6 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         return f"Diagnosis({len(self.rows)} heads of {len(self.layers())} layers, epsilon={self.epsilon:g})"
-
-
-def optional(module: str, what: str) -> ModuleType:
-    """Import a package that few need, or say how to install it."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise ModuleNotFoundError(f'{what} needs {module}: pip install "primaldual[demo]"', name=module) from None
 
 
 def _number(mean: float, std: float, form: str) -> str:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..dual.rewrites import pooling_of
 from ..primal import Exponential, Primal, as_primal
-from .certificate import spectrum
-from .design import design
-from .fit import check_definite, double, four_d
+from ..svr.certificate import spectrum
+from ..svr.design import design
+from ..svr.fit import check_definite, double, four_d
 
 
 class Recovered(NamedTuple):

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 from numpy.typing import NDArray
 
+from ..base.style import INK, SOFT, bare, colour, figure, png, style, svg
 from .plots import draw_costs
-from .style import INK, SOFT, bare, colour, figure, png, style, svg
 
 Maps = Mapping[str, NDArray[np.float32]]
 """For each mechanism [heads, queries, keys]."""

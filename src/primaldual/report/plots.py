@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from .style import INK, SOFT, colour, figure, style, svg
+from ..base.style import INK, SOFT, colour, figure, style, svg
 
 Runs = Mapping[str, Sequence[Sequence[float]]]
 """For each mechanism and each seed, a value per epoch."""

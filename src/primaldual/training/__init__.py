@@ -1,7 +1,7 @@
 """One training loop for one or many seeds at once, and the records that it leaves."""
 
+from ..base.packages import MissingPackageError
 from .ensemble import Ensemble
-from .extras import MissingPackageError
 from .loop import Report, Training, Watch
 from .recipe import Recipe, flowformer, for_cpu, mvts, recipe_for
 from .record import Record, Score, key

@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import __version__
-from ..bench.record import device_name
+from ..base import files
+from ..base.environment import environment
 from ..data import Dataset
 from ..primal import Primal, as_primal
-from . import store as files
 from .ensemble import Ensemble
 from .loop import Training, Watch
 from .recipe import VERSION, Recipe, recipe_for
 from .record import Record, key
-from .store import Store
+from .store import Store, write
 
 logger = logging.getLogger(__name__)
 
@@ -133,14 +131,14 @@ class _Run:
              "length": data.length, "channels": data.channels, "classes": len(data.classes)},
             self.primal.to_dict(), self.recipe.to_dict(), seed, list(training.seeds),
             "accuracy" if data.classes else "rmse", training.history[member], training.failures[member],
-            training.ensemble.weights.count, round(training.seconds, 3), _peak(self.device), _environment(self.device),
+            training.ensemble.weights.count, round(training.seconds, 3), _peak(self.device), environment(self.device),
         )  # fmt: skip
 
 
 def _save(path: Path, training: Training) -> None:
     tensors, about = training.state()
     try:
-        files.write(path, tensors, about | {"seeds": list(training.seeds)})
+        write(path, tensors, about | {"seeds": list(training.seeds)})
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise
@@ -164,11 +162,3 @@ def _peak(device: torch.device) -> int | None:
         return None
     scale = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def _environment(device: torch.device) -> dict[str, Any]:
-    return {
-        "primaldual": __version__, "torch": metadata.version("torch"), "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}", "device": device_name(device),
-        "cuda": torch.version.cuda if device.type == "cuda" else None, "threads": torch.get_num_threads(),
-    }  # fmt: skip

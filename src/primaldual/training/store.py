@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ..base.files import write_bytes, write_json
 from ..models import SeriesConfig, SeriesTransformer
 from .record import Record
 
@@ -37,9 +36,7 @@ class Store:
 
     def add(self, record: Record) -> None:
         """Keep a finished run."""
-        text = json.dumps(record.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        with _whole(self.folder / f"{record.key}.json") as scratch:
-            scratch.write_text(text, encoding="utf-8")
+        write_json(self.folder / f"{record.key}.json", record.to_dict())
 
     def add_model(self, key: str, model: SeriesTransformer) -> None:
         """Keep the weights of a run."""
@@ -77,43 +74,11 @@ def _read_record(path: Path) -> Record:
         ) from None
 
 
-def remove(path: Path) -> None:
-    """A file, and what a killed process had begun to write in its place."""
-    for scratch in path.parent.glob(f".{path.name}-*"):
-        scratch.unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-
-
-class _whole:  # noqa: N801  a context, used like a function
-    """A file to write in place of `path`, which it becomes at the end; nothing is left of it after an error."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> Path:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
-        os.close(handle)
-        self.scratch = Path(name)
-        return self.scratch
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.scratch.chmod(0o644)
-                self.scratch.replace(self.path)
-        finally:
-            self.scratch.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
-            error.filename = str(self.path)
-
-
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     """Tensors, and what goes into JSON beside them."""
     held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    with _whole(path) as scratch:
-        # not save_file, which has scratch files of its own
-        scratch.write_bytes(save(held, metadata={"primaldual": json.dumps(about)}))
+    # not save_file, which has scratch files of its own
+    write_bytes(path, save(held, metadata={"primaldual": json.dumps(about)}))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

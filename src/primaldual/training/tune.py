@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from ..base.packages import needed
 from ..data import Dataset
 from ..primal import BatchNorm, InputMap, Pooled, Primal, Recenter, Sparse, TrainingSet, as_primal
-from .extras import needed
 from .parts import mix
 from .recipe import Recipe, recipe_for
 from .record import key

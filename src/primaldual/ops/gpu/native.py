@@ -21,7 +21,7 @@ from types import ModuleType
 
 import torch
 
-from ..._cache import cache_directory
+from ...base.cache import cache_directory
 from .launching import interpreted
 
 logger = logging.getLogger(__name__)

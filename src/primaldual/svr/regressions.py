@@ -11,7 +11,7 @@ ROUNDING = 1e-12
 """A deviation from the tube below this share of the largest target is rounding, not slack."""
 
 
-class Problem(NamedTuple):
+class Regressions(NamedTuple):
     """P problems with Dv outputs each."""
 
     kernel: Tensor  # [P, N, N], positive semi-definite; zero where there is no point
@@ -23,14 +23,14 @@ class Problem(NamedTuple):
     bias: bool  # whether there is one
 
 
-def deviation(p: Problem, f: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def deviation(p: Regressions, f: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """(y − f − b, slack), f = Kβ: what is left of the targets, and by how much that leaves the tube."""
     residual = (p.targets - f - p.ones * bias).where(p.seen, 0.0)
     largest = (p.targets / p.ones.where(p.seen, 1.0)).abs().amax(1, keepdim=True)
     return residual, (residual.abs() - p.epsilon - ROUNDING * largest * p.ones).clamp(min=0)
 
 
-def objectives(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def objectives(p: Regressions, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """(primal, dual) objective [P, Dv] at β and the weights that it makes."""
     f = p.kernel @ beta
     norm = (beta * f).sum(1) / 2
@@ -40,7 +40,7 @@ def objectives(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return primal, dual
 
 
-def relative_gap(p: Problem, beta: Tensor, bias: Tensor) -> Tensor:
+def relative_gap(p: Regressions, beta: Tensor, bias: Tensor) -> Tensor:
     """(primal − dual) / (1 + |primal| + |dual|), [P, Dv]; 1 where the primal is infinite.
 
     primal − dual = Σ_j (C − |β_j|)·slack_j + |β_j|·max(|r_j|, ε) − β_j r_j, less b Σβ: no term is negative, so that
@@ -56,14 +56,14 @@ def relative_gap(p: Problem, beta: Tensor, bias: Tensor) -> Tensor:
     return torch.where(primal.isfinite(), gap / (1 + primal.abs() + (primal - gap).abs()), 1.0)
 
 
-def off_centre(p: Problem, beta: Tensor) -> Tensor:
+def off_centre(p: Regressions, beta: Tensor) -> Tensor:
     """|Σβ| / Σ|β|, which the bias forces to zero: [P, Dv]."""
     if not p.bias:
         return torch.zeros_like(beta[:, 0])
     return (p.ones * beta).sum(1).abs() / (p.ones * beta).abs().sum(1).clamp(min=1e-300)
 
 
-def shortfall(p: Problem, beta: Tensor, bias: Tensor) -> Tensor:
+def shortfall(p: Regressions, beta: Tensor, bias: Tensor) -> Tensor:
     """How far from solved: the gap, and with a bias how far from centred; [P, Dv]."""
     return (relative_gap(p, beta, bias) + off_centre(p, beta)).nan_to_num(torch.inf)
 

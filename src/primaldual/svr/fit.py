@@ -14,7 +14,7 @@ from torch import Tensor
 from ..primal import Primal, as_primal
 from .certificate import Certificate, certify
 from .design import Design, design
-from .problem import Problem
+from .regressions import Regressions
 from .solver import solve
 
 
@@ -153,7 +153,7 @@ def fit(
     log_scale = made.log_scale.reshape(problems, 1, 1)
     c_scaled = (c.expand(leading).reshape(-1, 1, 1).log() + log_scale).exp()
     seen = made.visible.reshape(problems, points, 1)
-    p = Problem(
+    p = Regressions(
         kernel, made.targets.reshape(problems, points, -1), c_scaled, torch.full_like(c_scaled, epsilon), seen,
         seen.double(), bias,
     )  # fmt: skip

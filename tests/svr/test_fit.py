@@ -9,7 +9,7 @@ import torch
 from primaldual import Primal, mechanism
 from primaldual.primal import EluPlusOne, Taylor, Unit
 from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, fit
-from primaldual.regression.problem import Problem, objectives, relative_gap
+from primaldual.svr.regressions import Regressions, objectives, relative_gap
 
 PROBLEMS = [
     # seed, points, head dimension, C over N², ε: C is of the order of h(k) ~ N and above
@@ -173,7 +173,7 @@ def test_the_gap_is_that_of_the_objectives_and_never_hides_in_their_rounding(bia
     root, targets, beta = (torch.randn(3, 9, n, generator=generator, dtype=torch.float64) for n in (9, 2, 2))
     one = torch.ones(3, 1, 1, dtype=torch.float64)
     beta = beta.clamp(-1, 1)
-    p = Problem(
+    p = Regressions(
         root @ root.mT, targets, one, 0.1 * one, torch.ones(3, 9, 1, dtype=torch.bool), one.expand(3, 9, 1), bias
     )
     b = torch.randn(3, 1, 2, generator=generator, dtype=torch.float64) if bias else torch.zeros(3, 1, 2).double()
@@ -227,7 +227,7 @@ def test_sparse_and_causal_heads_are_one_regression_per_query() -> None:
 def test_a_solver_cut_short_says_so() -> None:
     keys, targets = problem(6, 40, 3)
     with pytest.warns(NotConvergedWarning, match="duality gap"):
-        from primaldual.regression import solver
+        from primaldual.svr import solver
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(solver, "POLISH", 0)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .interior import interior
-from .problem import Problem, off_centre, prox, relative_gap, shortfall
+from .regressions import Regressions, off_centre, prox, relative_gap, shortfall
 from .spd import Factored
 
 CHECK = 10
@@ -48,7 +48,7 @@ class Solution(NamedTuple):
     iterations: int
 
 
-def solve(p: Problem, tol: float, max_iter: int) -> Solution:
+def solve(p: Regressions, tol: float, max_iter: int) -> Solution:
     """All stages, each for what is still short of `tol`; the best of them, output by output.
 
     Points are first scaled to K_jj = 1: β_j ↦ β_j √K_jj. The normalisers of one head can differ by many orders of
@@ -56,7 +56,7 @@ def solve(p: Problem, tol: float, max_iter: int) -> Solution:
     """
     diagonal = p.kernel.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     d = diagonal.sqrt().where(diagonal > 0, 1.0)
-    scaled = Problem(
+    scaled = Regressions(
         p.kernel / (d * d.transpose(-1, -2)), p.targets / d, p.c * d, p.epsilon / d, p.seen, p.ones / d, p.bias
     )
     single = bool(scaled.targets.abs().amax() < 1e6) and bool(scaled.c.amin() > 1e-6)
@@ -70,14 +70,14 @@ def solve(p: Problem, tol: float, max_iter: int) -> Solution:
     return Solution(beta / d, bias, steps)
 
 
-def _inside(p: Problem, beta: Tensor, bias: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
+def _inside(p: Regressions, beta: Tensor, bias: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
     """The interior-point method for the outputs that are still short of `tol`, where it does better."""
     beta, bias = beta.clone(), bias.clone()
     short = (shortfall(p, beta, bias) > tol).nonzero()
     most = 0
     for part in short.split(max(1, CHUNK_BYTES // (8 * p.kernel[0].numel()))):
         of, output = part.unbind(1)
-        one = Problem(
+        one = Regressions(
             p.kernel[of], p.targets[of, :, output, None], p.c[of], p.epsilon[of], p.seen[of], p.ones[of], p.bias
         )
         old, old_bias = beta[of, :, output, None], bias[of, :, output, None]
@@ -90,8 +90,8 @@ def _inside(p: Problem, beta: Tensor, bias: Tensor, tol: float, max_iter: int) -
     return beta, bias, most
 
 
-def _admm(exact: Problem, tol: float, max_iter: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
-    p = Problem(
+def _admm(exact: Regressions, tol: float, max_iter: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+    p = Regressions(
         exact.kernel.to(dtype), exact.targets.to(dtype), exact.c.to(dtype), exact.epsilon.to(dtype), exact.seen,
         exact.ones.to(dtype), exact.bias,
     )  # fmt: skip
@@ -145,7 +145,7 @@ def _settled(before: Tensor, now: Tensor, tol: float) -> bool:
     return bool(((now - before).square().sum(1) <= tol * now.square().sum(1)).all())
 
 
-def _invert(p: Problem, rho: Tensor) -> tuple[Tensor, Tensor]:
+def _invert(p: Regressions, rho: Tensor) -> tuple[Tensor, Tensor]:
     """(K + ρI)⁻¹, written out: one product per step serves all outputs. And its product with the ones."""
     n = p.kernel.shape[-1]
     shifted = p.kernel + rho * torch.eye(n, dtype=rho.dtype, device=rho.device)
@@ -153,7 +153,7 @@ def _invert(p: Problem, rho: Tensor) -> tuple[Tensor, Tensor]:
     return inverse, inverse @ p.ones
 
 
-def _centre(p: Problem, x: Tensor, rho: Tensor) -> Tensor:
+def _centre(p: Regressions, x: Tensor, rho: Tensor) -> Tensor:
     """The proximal point with Σβ = 0: a shift of x along the ones, found by bisection."""
     low = (
         -(x / p.ones.where(p.seen, 1.0)).abs().amax(1, keepdim=True)
@@ -167,7 +167,7 @@ def _centre(p: Problem, x: Tensor, rho: Tensor) -> Tensor:
     return prox(x - (low + high) / 2 * p.ones, p.epsilon / rho, p.c).where(p.seen, 0.0)
 
 
-def _polish(p: Problem, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+def _polish(p: Regressions, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor, Tensor]:
     """Guess which points are zero, free and at the bound; solve for the free ones; look again."""
     count, n, outputs = beta.shape
     per_turn = max(1, CHUNK_BYTES // (8 * (n + 1) ** 2 * count))
@@ -195,7 +195,7 @@ def _polish(p: Problem, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor,
     return torch.cat(betas, -1), torch.cat(biases, -1)
 
 
-def _active_set_step(p: Problem, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def _active_set_step(p: Regressions, beta: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """One semi-smooth Newton step on the optimality conditions; every output has a system of its own."""
     residual = p.targets - p.kernel @ beta - p.ones * bias
     trial = beta + residual  # a unit step, since K_jj = 1

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .problem import Problem, deviation, prox, shortfall
+from .regressions import Regressions, deviation, prox, shortfall
 from .spd import Factored
 
 STEPS = 40
@@ -69,7 +69,7 @@ class Path(NamedTuple):
         return torch.stack([torch.where(dx < 0, -x / dx, torch.inf).amin((1, 2), True) for x, dx in pairs]).amin(0)
 
 
-def interior(p: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
+def interior(p: Regressions, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
     """(β [P, N, 1], bias [P, 1, 1], steps) of problems with K_jj = 1 and one output each: the best by its gap."""
     at = _start(p)
     centre = best = torch.zeros_like(p.targets)
@@ -92,7 +92,7 @@ def interior(p: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int
     return best, best_bias, steps
 
 
-def _start(p: Problem) -> Path:
+def _start(p: Regressions) -> Path:
     """α = α̃ in the middle of the box, with products that are all the same."""
     scale = torch.maximum(p.targets.abs(), p.epsilon).amax(1, keepdim=True).clamp(min=1e-300)
     c = p.c.clamp(max=NO_BOUND).expand_as(p.targets)
@@ -102,7 +102,7 @@ def _start(p: Problem) -> Path:
     return Path(alpha, room, mu / alpha, mu / room, torch.zeros_like(scale))
 
 
-def _step(p: Problem, at: Path, centre: Tensor) -> Path:
+def _step(p: Regressions, at: Path, centre: Tensor) -> Path:
     """Aim at μ = 0; from how far that goes, choose the μ to aim at, and correct for the curvature met on the way."""
     stiff = at.low / at.alpha + at.high / at.room
     factored = Factored(p.kernel + torch.diag_embed(stiff.prod(-1) / stiff.sum(-1) + PULL))
@@ -116,7 +116,7 @@ def _step(p: Problem, at: Path, centre: Tensor) -> Path:
 
 
 def _newton(
-    p: Problem, at: Path, centre: Tensor, factored: Factored, stiff: Tensor, low: Tensor, high: Tensor
+    p: Regressions, at: Path, centre: Tensor, factored: Factored, stiff: Tensor, low: Tensor, high: Tensor
 ) -> Path:  # fmt: skip
     """The step that adds `low` to αλ and `high` to (C − α)ν and meets the other conditions, to first order."""
     sign = stiff.new_tensor([1.0, -1.0])
@@ -135,7 +135,7 @@ def _newton(
     return Path(alpha, -alpha, (low - at.low * alpha) / at.alpha, (high + at.high * alpha) / at.room, bias)
 
 
-def _snap(p: Problem, at: Path) -> Tensor:
+def _snap(p: Regressions, at: Path) -> Tensor:
     """β with exact zeros and bounds where the optimality conditions ask for them."""
     beta = at.beta.where(p.seen, 0.0).clamp(-p.c, p.c)
     residual, _ = deviation(p, p.kernel @ beta, at.bias)

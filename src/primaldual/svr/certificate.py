@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .problem import Problem, deviation, objectives, off_centre, relative_gap
+from .regressions import Regressions, deviation, objectives, off_centre, relative_gap
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Certificate:
         return all(bool((x <= tol).all()) for x in checked)
 
 
-def certify(p: Problem, beta: Tensor, bias: Tensor, leading: tuple[int, ...]) -> Certificate:
+def certify(p: Regressions, beta: Tensor, bias: Tensor, leading: tuple[int, ...]) -> Certificate:
     """Measure a solution of scaled problems from scratch: nothing is taken over from the solver."""
     primal, dual = objectives(p, beta, bias)
     residual, slack = deviation(p, p.kernel @ beta, bias)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .design import Design
 from .fit import KernelError, NotConvergedWarning
-from .problem import Problem, relative_gap
+from .regressions import Regressions, relative_gap
 from .solver import solve
 
 SETTLE = 10
@@ -81,14 +81,14 @@ def support_vectors(
         raise KernelError("the kernel matrix is not finite: h is zero or the features overflow")
     with torch.no_grad():
         one = kernel.new_ones(kernel.shape[0], 1, 1)
-        problem = Problem(kernel.detach(), targets.detach(), c * one, epsilon * one, seen, seen.to(one), bias=False)
+        problem = Regressions(kernel.detach(), targets.detach(), c * one, epsilon * one, seen, seen.to(one), bias=False)
         beta, sets = _settle(problem, solve(problem, tol, max_iter).beta, tol)
     fixed = torch.where(sets.bound, sets.side * c, 0.0)
     right = (targets - epsilon * sets.side - kernel @ fixed).where(sets.free, 0.0)
     return _Reduced.apply(kernel, right, sets.free, beta.where(sets.free, 0.0)) + fixed
 
 
-def _settle(p: Problem, beta: Tensor, tol: float) -> tuple[Tensor, Sets]:
+def _settle(p: Regressions, beta: Tensor, tol: float) -> tuple[Tensor, Sets]:
     """Solve on the sets and look at the sets again until they stay; of those that never do, the best by gap."""
     at_bound = beta.abs() >= p.c * (1 - 1e-9)
     best, best_sets = beta, Sets((beta != 0) & ~at_bound, at_bound, beta.sign())
@@ -119,7 +119,7 @@ def _settle(p: Problem, beta: Tensor, tol: float) -> tuple[Tensor, Sets]:
     return best, best_sets
 
 
-def _look(p: Problem, beta: Tensor) -> Sets:
+def _look(p: Regressions, beta: Tensor) -> Sets:
     """The sets that the optimality conditions give: at the solution, those that β came from."""
     step = 1 / _size(p.kernel).square()  # any step has the same solution; this one has the units of β
     trial = beta + step * (p.targets - p.kernel @ beta)

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from primaldual.regression import KernelError, NotConvergedWarning, implicit
-from primaldual.regression.implicit import ridge, support_vectors
-from primaldual.regression.solver import Problem, relative_gap, solve
+from primaldual.regression import KernelError, NotConvergedWarning
+from primaldual.svr import implicit
+from primaldual.svr.implicit import ridge, support_vectors
+from primaldual.svr.solver import Regressions, relative_gap, solve
 
 P, N, OUTPUTS, C, EPSILON = 2, 8, 3, 0.8, 0.3
 
@@ -25,7 +26,7 @@ def problem(rank: int = N) -> tuple[Tensor, Tensor, Tensor]:
 def solved(kernel: Tensor, targets: Tensor, seen: Tensor, c: float = C, epsilon: float = EPSILON) -> Tensor:
     """β by the solver alone."""
     one = kernel.new_ones(P, 1, 1)
-    return solve(Problem(kernel, targets, c * one, epsilon * one, seen, seen.double(), False), 1e-13, 5000).beta
+    return solve(Regressions(kernel, targets, c * one, epsilon * one, seen, seen.double(), False), 1e-13, 5000).beta
 
 
 def test_the_solution_is_that_of_the_solver_and_every_state_occurs():
@@ -124,7 +125,7 @@ def test_a_rough_solution_settles_to_rounding():
     kernel, targets, seen = problem()
     beta = support_vectors(kernel, targets, C, EPSILON, seen, tol=1e-3)
     one = kernel.new_ones(P, 1, 1)
-    p = Problem(kernel, targets, C * one, EPSILON * one, seen, seen.double(), False)
+    p = Regressions(kernel, targets, C * one, EPSILON * one, seen, seen.double(), False)
     assert relative_gap(p, beta, torch.zeros_like(beta[:, :1])).max() < 1e-12
 
 

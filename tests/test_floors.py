@@ -1,0 +1,83 @@
+"""The house stands: imports go down the floors that CONTRIBUTING lists, and the library needs little to be imported."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "primaldual"
+ROOF = "primaldual"
+"""The package itself, which gives the library's names and stands on everything that it imports."""
+
+
+def floors() -> list[str]:
+    """The packages as CONTRIBUTING lists them, the highest first."""
+    rows = re.findall(r"^\| (`\w+/`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(\w+)/`", row)]
+
+
+def imports(path: Path, source: str) -> Iterator[tuple[str, int]]:
+    """The top package of every import of the library, also inside functions, with its line."""
+    package = ("primaldual", *path.relative_to(SOURCE).parts[:-1])
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = list(package[: len(package) - node.level + 1]) if node.level else []
+            module = [*above, *(node.module or "").split(".")] if node.module else above
+            found = [[*module, alias.name] for alias in node.names]
+        else:
+            continue
+        for parts in found:
+            if parts[0] == "primaldual":
+                yield (parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else ROOF), node.lineno
+
+
+def climbs(path: Path, source: str, order: list[str]) -> list[str]:
+    """The imports of a file that do not go down."""
+    package = path.relative_to(SOURCE).parts[0]
+    allowed = {package, *order[order.index(package) + 1 :]}
+    where = path.relative_to(SOURCE)
+    return [f"{where}:{line} imports {name}" for name, line in imports(path, source) if name not in allowed]
+
+
+def test_every_package_is_a_floor_that_contributing_lists_once():
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert sorted(floors()) == sorted(packages)
+
+
+def test_imports_go_down_and_never_up():
+    order = floors()
+    files = [path for path in SOURCE.rglob("*.py") if path.parent != SOURCE]
+    assert not [one for path in files for one in climbs(path, path.read_text("utf-8"), order)]
+
+
+def test_an_import_inside_a_function_is_seen_however_it_is_written():
+    path, order = SOURCE / "ops" / "gpu" / "x.py", ["nn", "ops", "base"]
+    for line in ("from ...nn import y", "from ... import nn", "from primaldual.nn.z import y", "import primaldual.nn"):
+        assert climbs(path, f"def f():\n    {line}", order) == ["ops/gpu/x.py:2 imports nn"]
+    assert climbs(path, "from ... import __version__", order) == ["ops/gpu/x.py:1 imports primaldual"]
+    assert not climbs(path, "from ...base import files\nfrom .. import plan\nimport torch", order)
+
+
+def test_every_package_says_in_its_docstring_what_lives_there():
+    for package in [SOURCE, *(SOURCE / name for name in floors())]:
+        assert ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))), package.name
+
+
+def test_importing_the_library_brings_torch_and_numpy_and_not_the_solver():
+    code = """if True:
+        import sys
+        import primaldual
+        assert not [m for m in sys.modules if m.startswith(("primaldual.svr", "primaldual.regression"))]
+        import primaldual.primal, primaldual.dual, primaldual.ops, primaldual.nn, primaldual.regression
+        extras = {"aeon", "matplotlib", "optuna", "pandas", "PIL", "rich", "safetensors", "sklearn", "typer"}
+        assert not extras & set(sys.modules), extras & set(sys.modules)
+        from primaldual.nn import SolvedAttention
+        from primaldual.regression import diagnose, fit, recover
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
