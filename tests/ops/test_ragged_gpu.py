@@ -40,7 +40,7 @@ def tensors(length: int = 129, dim: int = 16, dtype: torch.dtype = torch.bfloat1
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("length", [1, 9, 16, 17, 33])
 def test_few_queries_of_wide_heads(length: int, dim: int) -> None:
-    """Blocks of 16 queries, whose product with the keys must not be turned over: it read beyond its memory."""
+    """Blocks of 16 and 32 queries, whose product with the keys, where turned over, read beyond its memory."""
     check(UNSORTED, (length, length, dim, dim), torch.bfloat16, **CUDA)
 
 

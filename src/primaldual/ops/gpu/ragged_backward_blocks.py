@@ -155,7 +155,7 @@ def backward_block(
             here = (rows[:, None] < L) & (d[None, :] < D)
             tl.store(at, dq + tl.load(at, mask=here & (first > 0), other=0.0), mask=here)
         else:
-            if BM == 32 and BLOCK_D >= 64:  # Hopper's products have 64 rows
+            if BM == 32 and BLOCK_D == 64:  # Hopper's products have 64 rows
                 dq = flat(tl.dot(tl.trans(k), ds, input_precision=PRECISION), BLOCK_D, BM)
             else:
                 dq = flat(tl.dot(tl.trans(ds), k, input_precision=PRECISION), BM, BLOCK_D)
@@ -250,7 +250,7 @@ def backward_keys(
         ds = ds.to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if WHOLE:
-            if BM == 32 and BLOCK_D >= 64:  # Hopper's products have 64 rows
+            if BM == 32 and BLOCK_D == 64:  # Hopper's products have 64 rows
                 dq = tl.trans(tl.dot(tl.trans(k), ds, input_precision=PRECISION)) * back
             else:
                 dq = tl.dot(tl.trans(ds), k, input_precision=PRECISION) * back

@@ -230,7 +230,7 @@ def settle(
     dq_batch, dq_head, dq_row = strides(dq_batch, dq_head, dq_row, EIGHTS)
     sum_ptr += (batch * H + head) * width * BLOCK_D + first * BLOCK_D
     dq = tl.load(sum_ptr + tl.arange(0, BM * BLOCK_D)) * factor
-    if BM == 32 and BLOCK_D >= 64:
+    if BM == 32 and BLOCK_D == 64:
         dq = tl.trans(unflat(dq, BLOCK_D, BM))
     else:
         dq = unflat(dq, BM, BLOCK_D)
