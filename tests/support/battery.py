@@ -147,11 +147,11 @@ def exists(primal: Primal, case: Case) -> bool:
     return "Conv2d" not in repr(primal) or (case.queries in squares and case.keys in squares)
 
 
-def runs(primal: Primal, case: Case, impl: str) -> bool:
+def runs(primal: Primal, case: Case, impl: str, dtype: torch.dtype = torch.float64) -> bool:
     """Whether this executor takes the case."""
     if not exists(primal, case):
         return False
-    qkv, masks = inputs(case)
+    qkv, masks = inputs(case, dtype)
     try:
         return plan(*qkv, primal, impl=impl, **masks).impl == impl
     except UnsupportedError:

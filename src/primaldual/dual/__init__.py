@@ -2,9 +2,10 @@
 
 from .cost import Cost
 from .expansion import Expansion, derive
+from .form import Beta, Form, beta_of, form_of
 from .rewrites import REWRITES, GroupHeadsByScale, PoolBeforeProjection, Reassociate, Rewrite, RowConstantsCancel
 
 __all__ = [
-    "REWRITES", "Cost", "Expansion", "GroupHeadsByScale", "PoolBeforeProjection", "Reassociate", "Rewrite",
-    "RowConstantsCancel", "derive",
+    "REWRITES", "Beta", "Cost", "Expansion", "Form", "GroupHeadsByScale", "PoolBeforeProjection", "Reassociate",
+    "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
 ]  # fmt: skip

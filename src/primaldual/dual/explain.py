@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Sparse, Unit
+from .form import pooling_of
 from .render import RENDERERS, Section, formula, say
-from .rewrites import Reassociate, RowConstantsCancel, pooling_of
+from .rewrites import Reassociate, RowConstantsCancel
 
 if TYPE_CHECKING:
     from .expansion import Expansion

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..primal import Exponential, KernelSum, Moments, PointMap, Pooled, Primal, Sparse, TrainingSet
+from ..primal import Moments, PointMap, Primal
 from ..primal.features import Parameters
+from .form import form_of, is_affine, pooling_of
 
 
 class Rewrite(ABC):
@@ -41,10 +42,10 @@ class RowConstantsCancel(Rewrite):
 
     @staticmethod
     def refusal(primal: Primal) -> str | None:
-        if not (isinstance(primal.features, Exponential) and isinstance(primal.normalizer, KernelSum)):
+        if not form_of(primal).softmax:
             return "nothing cancels unless κ is exponential and h the kernel sum"
         last = primal.point_maps[-1] if primal.point_maps else None
-        if last is None or type(last).affine is PointMap.affine:
+        if last is None or not is_affine(last):
             return "the last input map is not of the form (x − a) ⊙ c"
         return None
 
@@ -95,7 +96,9 @@ class Reassociate(Rewrite):
     def refusal(primal: Primal) -> str | None:
         if not primal.features.finite:
             return f"{primal.features!r} is not finite"
-        if type(primal.training_set).visible is not TrainingSet.visible:
+        if not (form := form_of(primal)).finite:
+            return f"{primal.features!r} has a kernel of its own, which need not be the product of its features"
+        if form.subset != "all":
             return "every query has its own subset of keys"
         return None
 
@@ -118,7 +121,9 @@ class GroupHeadsByScale(Rewrite):
 
     @staticmethod
     def refusal(primal: Primal) -> str | None:
-        return None if pooling_of(primal.training_set) else "all heads have the same keys, and run as one call already"
+        if form_of(primal).points == "tokens":
+            return "all heads have the same keys, and run as one call already"
+        return None
 
     @staticmethod
     def groups(scales: tuple[int, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -127,9 +132,3 @@ class GroupHeadsByScale(Rewrite):
 
 
 REWRITES: tuple[type[Rewrite], ...] = (RowConstantsCancel, PoolBeforeProjection, Reassociate, GroupHeadsByScale)
-
-
-def pooling_of(training_set: TrainingSet) -> Pooled | None:
-    """The pooling inside a training set, if any."""
-    inner = training_set.over if isinstance(training_set, Sparse) else training_set
-    return inner if isinstance(inner, Pooled) else None

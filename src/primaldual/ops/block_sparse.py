@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..dual import GroupHeadsByScale
-from ..dual.rewrites import pooling_of
+from ..dual import GroupHeadsByScale, form_of
+from ..dual.form import pieces_of, pooling_of
 from ..primal import Sparse
 from ..primal.patterns import Band, Block, Piece, Residues, Summary
 from . import gathered, sdpa
@@ -49,19 +49,21 @@ class Kept(NamedTuple):
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
     training_set = problem.primal.training_set
-    if not isinstance(training_set, Sparse):
+    if type(training_set) is not Sparse:
         return "the training set is not Sparse: every query sees all keys"
     if reason := sdpa.refusal(problem):
         return reason
     if problem.attn_hidden is not None:
         return "an attn_mask beside the pattern needs the dense mask"
+    if form_of(problem.primal).points == "own":
+        return f"{training_set.over!r} has points of its own"
     pooled = pooling_of(training_set)
     if pooled is not None and any(s > 1 for s in problem.scales):
         if pooled.prefix and problem.is_causal:
             return "causal windows after a prefix do not stand in equal blocks"
         if pooled.grid and problem.q.shape[2] > problem.k.shape[2]:
             return f"{problem.q.shape[2]} queries for a grid of {problem.k.shape[2]} keys"
-    if training_set.pattern.pieces(problem.k.shape[2]) is None:
+    if pieces_of(training_set.pattern, problem.k.shape[2]) is None:
         return f"{training_set.pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
     return None
 
@@ -77,7 +79,7 @@ def estimate(problem: Problem) -> Kept:
     least_pooled = (0, 0)
     for scale, heads in reversed(GroupHeadsByScale.groups(problem.scales)):
         length = training_set.points(scale, tokens)
-        pieces = training_set.pattern.pieces(length) or ()
+        pieces = pieces_of(training_set.pattern, length) or ()
         per_score = 2 * batch * len(heads) * queries * both
         columns = sum(_columns(piece, length, scale, fused) for piece in pieces)
         flops, dense_flops, count = flops + per_score * columns, dense_flops + per_score * length, count + len(pieces)
@@ -117,7 +119,7 @@ def _flex_runs(p: Problem) -> bool:
 def _attend(p: Problem) -> Tensor:
     training_set = p.primal.training_set
     assert isinstance(training_set, Sparse)
-    pieces = training_set.pattern.pieces(training_set.points(p.scale, p.k.shape[2]))
+    pieces = pieces_of(training_set.pattern, training_set.points(p.scale, p.k.shape[2]))
     assert pieces is not None
     fused = _flex_runs(p)
     attend_piece = flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..dual.rewrites import pooling_of
-from ..primal import Recenter, Sparse
+from ..dual import form_of
 from ..primal.features import FeatureMap
 from . import block_sparse, linear
 from .gpu import cudnn, native, parallel
@@ -164,7 +163,7 @@ class Estimate(NamedTuple):
 def describe(problem: Problem, backward: bool, captured: bool) -> Work:
     """The numbers that the estimates of a problem depend on."""
     primal, q = problem.primal, problem.q
-    training_set, features, pooled = primal.training_set, primal.features, pooling_of(primal.training_set)
+    training_set, features, form = primal.training_set, primal.features, form_of(primal)
     batch, _, queries, dim = q.shape
     tokens, scales = problem.k.shape[2], problem.scales
     groups = tuple(
@@ -172,19 +171,19 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
         for scale in sorted(set(scales))
     )
     maps, scaled = primal.point_maps, groups[-1][0] > 1
-    simple = len(maps) == 0 or (len(maps) == 1 and isinstance(maps[0], Recenter))
-    sparse, masked = isinstance(training_set, Sparse), problem.key_hidden is not None or problem.attn_hidden is not None
-    windows = pooled is None or (pooled.how == "mean" and pooled.grid is None and not pooled.prefix)
+    subset, masked = form.subset != "all", problem.key_hidden is not None or problem.attn_hidden is not None
     finite, known = features.finite, type(features).dim is not FeatureMap.dim
-    kept = block_sparse.estimate(problem) if sparse and not finite else None
+    kept = (
+        block_sparse.estimate(problem) if form.subset == "pattern" and form.softmax and form.points != "own" else None
+    )
     return Work(
         device_of(q.device), q.dtype, batch, queries, tokens, dim, problem.v.shape[-1], groups, backward, captured,
         compiled=q.is_cuda and not torch.compiler.is_compiling() and native.library() is not None,
         dropout=problem.dropout_p > 0,
         causal=problem.is_causal,
-        masked=masked or sparse,
+        masked=masked or subset,
         maps=len(maps),
-        inside=simple and (windows or not scaled) and not masked
+        inside=(form.simple or (form.maps != "other" and not scaled)) and not masked
         and not (problem.is_causal and (scaled or len(maps) > 0)),
         features=(features.dim(dim) if known else dim) if finite else 0,
         kernel=finite and linear._has_kernel(problem),

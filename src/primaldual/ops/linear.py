@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
-from ..dual import Reassociate
+from ..dual import Reassociate, form_of
+from ..dual.form import is_affine
 from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
 from .gpu.launching import interpreted, without_triton
 from .pooling import Pool, causal_pool, fit_length, pool
@@ -31,6 +32,8 @@ def refusal(problem: Problem) -> str | None:
         return reason
     if problem.attn_hidden is not None:
         return "an attn_mask gives every query its own keys, so the sum does not re-associate"
+    if problem.is_causal and form_of(problem.primal).points == "own":
+        return f"only {problem.primal.training_set!r} knows its points where every query has its own keys"
     if problem.need_weights:
         return "the re-associated form has no weights"
     return None
@@ -120,7 +123,8 @@ def _fused(p: Problem, points: Pool) -> Tensor:
     shift = scale = omega = weight = None
     for i, map_ in enumerate(p.primal.point_maps):
         found = moments(map_, keys, points.seen)
-        form = map_.affine(found, p.parameters) if i == len(p.primal.point_maps) - 1 else None
+        last = i == len(p.primal.point_maps) - 1
+        form = map_.affine(found, p.parameters) if last and is_affine(map_) else None
         if form is None:
             q, keys = map_.apply(q, found, p.parameters), map_.apply(keys, found, p.parameters)
         else:  # the last map is applied where the points are read
@@ -134,7 +138,7 @@ def _fused(p: Problem, points: Pool) -> Tensor:
     device = q.device.type
     if torch.is_autocast_enabled(device):
         q, keys, values = (x.to(torch.get_autocast_dtype(device)) for x in (q, keys, values))
-    if isinstance(p.primal.features, RandomFeatures):
+    if type(p.primal.features) is RandomFeatures:
         omega = (p.parameters["projection"] / q.shape[-1] ** 0.25).to(q).contiguous()
     out, _ = linear_attention(q, keys, values, shift, scale, omega, weight, p.is_causal)
     return dropout(out, p.dropout_p)
@@ -174,6 +178,8 @@ def _with_one(values: Tensor) -> Tensor:
 
 
 def _finish(p: Problem, q: Tensor, total: Tensor, kernel_sum: Tensor, sees: Tensor | None) -> Tensor:
+    if sees is not None:  # before h, whose slope at zero may be infinite
+        kernel_sum = torch.where(sees, kernel_sum, 1.0)
     h = p.primal.normalizer.h(q, kernel_sum)
     if sees is not None:
         h = torch.where(sees, h, 1.0)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..dual.rewrites import pooling_of
-from ..primal import Pooled, Sparse, TrainingSet
+from ..dual.form import form_of, pooling_of
+from ..primal import Pooled, Sparse
 from ..primal.features import Parameters
 from ..primal.inputs import grid_of
-from .problem import Problem
+from .problem import Problem, UnsupportedError
 
 
 class Pool(NamedTuple):
@@ -40,15 +40,20 @@ class CausalPool(NamedTuple):
 
 def pool(p: Problem) -> Pool:
     """The points that every query of the group sees."""
-    if p.scale == 1 and _keeps_tokens(p.primal.training_set):
+    if (points := form_of(p.primal).points) == "tokens" or (p.scale == 1 and points != "own"):
         return Pool(p.k, p.v, None if p.key_hidden is None else ~p.key_hidden, p.key_bias)
     values = p.v if p.key_bias is None else torch.cat([p.v, _bias_value(p)], dim=-1)
     seen = None if p.key_hidden is None else ~p.key_hidden
     pooled = pooling_of(p.primal.training_set)
     if pooled is None or pooled.how == "kmeans":
         everything = torch.ones(1, 1, p.k.shape[2], dtype=torch.bool, device=p.k.device) if seen is None else seen
-        points = p.primal.training_set.reduce(p.k, values, everything.unsqueeze(2), p.scale, p.parameters)
-        keys, values, seen = points.keys.squeeze(2), points.values.squeeze(2), points.seen.squeeze(2)
+        own = p.primal.training_set.reduce(p.k, values, everything.unsqueeze(2), p.scale, p.parameters)
+        if own.keys.shape[2] != 1 or own.seen.shape[2] != 1:
+            raise UnsupportedError(
+                f"{p.primal.training_set!r}: reduce gave points [batch, heads, {own.keys.shape[2]}, points, dim] for "
+                f"tokens that all queries see, where a 1 is expected; impl='reference' takes points for each query"
+            )
+        keys, values, seen = own.keys.squeeze(2), own.values.squeeze(2), own.seen.squeeze(2)
     elif seen is None:
         keys, _ = pool_tokens(p.k, None, pooled, p.scale, p.parameters)
         values, _ = pool_tokens(values, None, pooled, p.scale, p.parameters)
@@ -123,7 +128,7 @@ def visible(p: Problem) -> Tensor | None:
     """Boolean [L, W], which points the queries of the group see; None when all. On a GPU small ones are remembered."""
     training_set, place = p.primal.training_set, (p.scale, p.q.shape[2], p.k.shape[2], p.q.device)
     if (
-        not (p.q.is_cuda and isinstance(training_set, Sparse)) or torch.compiler.is_compiling()
+        not (p.q.is_cuda and type(training_set) is Sparse) or torch.compiler.is_compiling()
         or p.q.shape[2] * p.k.shape[2] > REMEMBERED
     ):  # fmt: skip
         return training_set.visible(*place)
@@ -144,11 +149,6 @@ _visible: dict[tuple[object, ...], Tensor] = {}
 def fit_length(x: Tensor, length: int) -> Tensor:
     """Cut or zero-pad dimension 2."""
     return x[:, :, :length] if x.shape[2] >= length else pad(x, (0, 0, 0, length - x.shape[2]))
-
-
-def _keeps_tokens(training_set: TrainingSet) -> bool:
-    """Whether heads of scale 1 are fitted to the tokens themselves."""
-    return pooling_of(training_set) is not None or type(training_set).reduce in (TrainingSet.reduce, Sparse.reduce)
 
 
 def _bias_value(p: Problem) -> Tensor:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..dual import GroupHeadsByScale
-from ..dual.rewrites import pooling_of
-from ..primal import Recenter, Sparse
+from ..dual import GroupHeadsByScale, beta_of, form_of
+from ..dual.form import pooling_of
+from ..primal import Sparse
 from . import sdpa
 from .gpu import ragged_marks
 from .gpu.launching import interpreted, without_triton
@@ -40,8 +40,10 @@ def refusal(problem: Problem) -> str | None:
         return reason.replace("fused attention", "the ragged kernel")
     if problem.attn_hidden is not None:
         return "an attn_mask gives every query its own keys"
-    training_set = problem.primal.training_set
-    if isinstance(training_set, Sparse):
+    training_set, form = problem.primal.training_set, form_of(problem.primal)
+    if "own" in (form.points, form.subset):
+        return f"the ragged kernel knows no points but tokens and their windows, not those of {training_set!r}"
+    if type(training_set) is Sparse:
         if problem.is_causal:
             return "the ragged kernel has no causal form of sparse patterns"
         for scale in sorted(set(problem.scales)):
@@ -110,16 +112,13 @@ def _padded(p: Problem) -> bool:
 
 
 def _simple(p: Problem) -> bool:
-    pooled = pooling_of(p.primal.training_set)
-    if max(p.scales) > 1 and (pooled is None or pooled.how != "mean" or pooled.grid is not None or pooled.prefix):
-        return False
-    maps = p.primal.point_maps
-    return len(maps) == 0 or (len(maps) == 1 and isinstance(maps[0], Recenter))
+    form = form_of(p.primal)
+    return form.simple or (form.maps != "other" and max(p.scales) == 1)  # any pooling by 1 leaves the tokens
 
 
 def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
-    if p.dropout_p or not _plain(p) or isinstance(p.primal.training_set, Sparse):
+    if p.dropout_p or not _plain(p) or type(p.primal.training_set) is Sparse:
         return None
     beta, scales, is_causal = _beta(p), p.scales, p.is_causal
     return lambda q, k, v: attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
@@ -149,12 +148,11 @@ def _beta(p: Problem) -> Tensor | None:
     """β of every head, where queries are re-centred."""
     if not p.primal.point_maps:
         return None
-    map_ = p.primal.point_maps[0]
-    assert isinstance(map_, Recenter)
-    if map_.learnable and "beta" in p.parameters:
-        return p.parameters["beta"].float().contiguous()
+    number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    if per_head is not None:
+        return per_head.float().contiguous()
     constant = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant
-    return constant(map_.beta, p.q.shape[1], p.q.device)
+    return constant(number, p.q.shape[1], p.q.device)
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from ..dual.rewrites import pooling_of
+from ..dual.form import pooling_of
 from ..primal import Exponential, KernelSum, Moments
 from .problem import Problem
 
@@ -59,8 +59,9 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
         bias = bias + p.attn_bias
 
     # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range
-    softmax = isinstance(primal.features, Exponential) and isinstance(primal.normalizer, KernelSum)
-    if isinstance(primal.features, Exponential):
+    exponential = isinstance(primal.features, Exponential) and type(primal.features).kernel is Exponential.kernel
+    softmax = exponential and type(primal.normalizer).h is KernelSum.h
+    if isinstance(primal.features, Exponential) and exponential:
         scores = (_rows(primal.features.log_kernel(x, keys)) + bias).masked_fill(~seen, -torch.inf)
         if softmax:
             scores = scores - scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)

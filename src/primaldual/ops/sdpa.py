@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..dual import RowConstantsCancel
+from ..dual import RowConstantsCancel, form_of
 from ..primal import Exponential, KernelSum, Moments, PointMap
 from .gpu import cudnn, parallel, recentred
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
@@ -29,14 +29,16 @@ _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    primal = problem.primal
-    if not isinstance(primal.features, Exponential):
+    primal, form = problem.primal, form_of(problem.primal)
+    if type(primal.features) is not Exponential:
         return f"fused attention has the exponential kernel, not that of {primal.features!r}"
-    if not isinstance(primal.normalizer, KernelSum):
+    if type(primal.normalizer) is not KernelSum:
         return f"fused attention divides by the kernel sum, not by {primal.normalizer!r}"
     if problem.need_weights:
         return "fused attention does not return weights"
     per_query = problem.is_causal or problem.attn_hidden is not None
+    if per_query and form.points == "own":
+        return f"only {primal.training_set!r} knows its points where every query has its own keys"
     earlier = [m for m in _two_sided(problem) if m.needs != "nothing"]
     if per_query and earlier:
         return f"{earlier[0]!r} is not the last input map, so each query would need its own keys"

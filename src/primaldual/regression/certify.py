@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..dual import GroupHeadsByScale
-from ..dual.rewrites import pooling_of
+from ..dual.form import pooling_of
 from ..ops import attention
 from ..primal import DepthwiseConv2d, Primal, as_primal
 from ..svr.design import design

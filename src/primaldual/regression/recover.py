@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..dual.rewrites import pooling_of
+from ..dual.form import pooling_of
 from ..primal import Exponential, Primal, as_primal
 from ..svr.certificate import spectrum
 from ..svr.design import design

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..dual.rewrites import pooling_of
+from ..dual.form import pooling_of
 from .capture import Call
 
 

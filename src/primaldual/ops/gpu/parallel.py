@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...dual import GroupHeadsByScale
-from ...dual.rewrites import pooling_of
-from ...primal import Recenter
+from ...dual import GroupHeadsByScale, beta_of, form_of
 from ..problem import Problem
 from . import cudnn
 from .cudnn import by_cudnn, like_output
@@ -55,15 +53,12 @@ def long_groups(p: Problem) -> int:
     """
     if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None or p.dropout_p or p.q.dtype.itemsize != 2:
         return 0
-    pooled = pooling_of(p.primal.training_set)
+    form = form_of(p.primal)
     groups, tokens = GroupHeadsByScale.groups(p.scales), p.k.shape[2]
-    if len(groups) < 2 or pooled is None or pooled.how != "mean" or pooled.grid is not None or pooled.prefix:
+    if len(groups) < 2 or not form.simple or form.points != "windows" or form.subset != "all":
         return 0
     in_line = [h for _, heads in groups for h in heads] == list(range(p.q.shape[1]))
     if not in_line or any(tokens % scale for scale, _ in groups):
-        return 0
-    maps = p.primal.point_maps
-    if len(maps) > 1 or (maps and not isinstance(maps[0], Recenter)):
         return 0
     return sum(long(p.q.shape[2], tokens // scale, p.q.shape[3]) for scale, _ in groups)
 
@@ -72,10 +67,8 @@ def run(p: Problem) -> Tensor:
     """Outputs [B, H, L, Dv]."""
     beta, factor = None, 0.0
     if p.primal.point_maps:
-        map_ = p.primal.point_maps[0]
-        assert isinstance(map_, Recenter)
-        beta = p.parameters.get("beta") if map_.learnable else None
-        beta, factor = (None, map_.beta) if beta is None else (beta.float(), 1.0)
+        factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+        beta = None if per_head is None else per_head.float()
     return _Tokens.apply(p.q, p.k, p.v, beta, factor, p.scales)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...dual.form import pieces_of
 from ...primal import Sparse
 from ...primal.patterns import Band, Block, Pattern, Piece, Residues, Summary
 from ..problem import Problem
@@ -27,7 +28,7 @@ _FAR = 1 << 30
 
 def refusal(pattern: Pattern, length: int, queries: int) -> str | None:
     """Why the integers cannot say what a pattern keeps of `length` points; None when they can."""
-    pieces = pattern.pieces(length)
+    pieces = pieces_of(pattern, length)
     if pieces is None:
         return f"{pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
     near, around = _split(pieces)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...primal import AllKeys, Recenter
+from ...dual import beta_of, form_of
 from ..problem import Problem
 from . import cudnn
 from .launching import in_rows
@@ -20,8 +20,8 @@ from .passes import Shift, dot_sums, place, sum_rows
 
 def applies(p: Problem) -> bool:
     """A re-centring and nothing else, no masks, and shapes that cuDNN takes, and takes fast."""
-    maps = p.primal.point_maps
-    if len(maps) != 1 or not isinstance(maps[0], Recenter) or not isinstance(p.primal.training_set, AllKeys):
+    form = form_of(p.primal)
+    if not form.softmax or form.maps != "recentring" or form.points != "tokens" or form.subset != "all":
         return False
     if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None or cudnn.half_empty(p.k.shape[2]):
         return False
@@ -30,12 +30,8 @@ def applies(p: Problem) -> bool:
 
 def run(p: Problem) -> Tensor:
     """Outputs [B, H, L, Dv]."""
-    map_ = p.primal.point_maps[0]
-    assert isinstance(map_, Recenter)
-    beta = p.parameters.get("beta") if map_.learnable else None
-    if beta is None:
-        return _Recentred.apply(p.q, p.k, p.v, None, map_.beta, p.dropout_p)
-    return _Recentred.apply(p.q, p.k, p.v, beta.float(), 1.0, p.dropout_p)
+    number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    return _Recentred.apply(p.q, p.k, p.v, None if per_head is None else per_head.float(), number, p.dropout_p)
 
 
 class _Recentred(torch.autograd.Function):

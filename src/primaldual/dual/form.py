@@ -1,0 +1,116 @@
+"""Which form a primal has: the one place that says what a kernel, a route or a rewrite may take it for.
+
+By exact type, and what is not known is "own": a subclass of `Recenter` may compute anything, so it is never taken for a
+re-centring. A part of one's own then goes where its own methods are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+from ..primal import (
+    AllKeys,
+    Exponential,
+    KernelSum,
+    Pattern,
+    PointMap,
+    Pooled,
+    Primal,
+    Recenter,
+    Sparse,
+    TrainingSet,
+)
+from ..primal.features import FeatureMap
+from ..primal.patterns import Piece
+
+
+class Form(NamedTuple):
+    """What is known of a primal."""
+
+    softmax: bool
+    """κ is the exponential and h its sum, so that a factor per query cancels."""
+    finite: bool
+    """κ(x, y) = Φ(x)·Φ(y) with a Φ that can be written down, so that the sum may re-associate."""
+    token_maps: bool
+    """Some input maps act on the sequence, before pooling."""
+    maps: Literal["none", "recentring", "other"]
+    """The input maps of points: none, exactly one `Recenter`, or anything else."""
+    points: Literal["tokens", "windows", "pooled", "own"]
+    """Tokens; their means over plain windows (no grid, no prefix); any other `Pooled`; or a `reduce` of one's own."""
+    subset: Literal["all", "pattern", "own"]
+    """What a query sees of the points: all, those of `Sparse`, or a `visible` of one's own."""
+
+    @property
+    def simple(self) -> bool:
+        """Softmax with at most a re-centring, over tokens or plain windows."""
+        return self.softmax and self.maps != "other" and self.points in ("tokens", "windows")
+
+
+def form_of(primal: Primal) -> Form:
+    """The form of a primal.
+
+    >>> from primaldual import mechanism
+    >>> form_of(mechanism("bn+sh")).simple
+    True
+    """
+    maps = primal.point_maps
+    training_set = primal.training_set
+    over = training_set.over if type(training_set) is Sparse else training_set
+    points: Literal["tokens", "windows", "pooled", "own"] = "own"
+    if type(over) is Pooled:
+        points = "windows" if over.how == "mean" and over.grid is None and not over.prefix else "pooled"
+    elif type(over) is AllKeys or _inherits(over, TrainingSet, "reduce", "head_scales", "points", "coordinate"):
+        points = "tokens"
+    subset: Literal["all", "pattern", "own"] = "own"
+    if type(training_set) is Sparse:
+        subset = "pattern"
+    elif _inherits(training_set, TrainingSet, "visible"):
+        subset = "all"
+    return Form(
+        softmax=type(primal.features) is Exponential and type(primal.normalizer) is KernelSum,
+        finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel"),
+        token_maps=bool(primal.token_maps),
+        maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",
+        points=points,
+        subset=subset,
+    )
+
+
+def pooling_of(training_set: TrainingSet) -> Pooled | None:
+    """The pooling inside a training set, if any."""
+    inner = training_set.over if type(training_set) is Sparse else training_set
+    return inner if type(inner) is Pooled else None
+
+
+def pieces_of(pattern: Pattern, length: int) -> tuple[Piece, ...] | None:
+    """Where the keys that a pattern keeps lie; None where it does not say, or where `allows` is newer than `pieces`."""
+    order = type(pattern).__mro__
+    says, keeps = (next(i for i, c in enumerate(order) if name in c.__dict__) for name in ("pieces", "allows"))
+    return pattern.pieces(length) if says <= keeps else None
+
+
+def is_affine(map_: PointMap) -> bool:
+    """Whether the map is x ↦ (x − shift) ⊙ scale, and nothing else."""
+    return _inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine")
+
+
+class Beta(NamedTuple):
+    """β of a re-centring: the number, times what is learned for each head, where it is."""
+
+    number: float
+    per_head: Tensor | None  # [heads]
+
+
+def beta_of(map_: PointMap, parameters: Mapping[str, Tensor]) -> Beta:
+    """β of a `Recenter`; one that is to be learned and is not given has its initial value."""
+    assert type(map_) is Recenter
+    learned = parameters.get("beta") if map_.learnable else None
+    return Beta(float(map_.beta), None) if learned is None else Beta(1.0, learned)
+
+
+def _inherits(part: object, base: type, *names: str) -> bool:
+    """Whether these methods are those of the base class."""
+    return all(getattr(type(part), name) is getattr(base, name) for name in names)
