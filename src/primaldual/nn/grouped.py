@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops.gpu.derivatives import differentiated_once
 from ..ops.gpu.launching import power_of_2
 from ..ops.gpu.noting import gather, product
 from .launching import forked, launch
@@ -127,7 +128,7 @@ class _Projected(torch.autograd.Function):
         return flat, shift
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         x, rows, beta, mean = ctx.saved_tensors
         groups, number, bias_dtype = ctx.settings

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from ..ops.gpu.derivatives import differentiated_once
 from ..ops.gpu.launching import interpreted
 from .launching import captured, forked, launches
 from .recentred import as_linear, column_sums, total
@@ -34,7 +35,7 @@ class _Linear(torch.autograd.Function):
         return nn.functional.linear(x, weight, bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         want_x, want_weight, want_bias = ctx.needs_input_grad

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..ops.gpu.derivatives import differentiated_once
 from ..ops.gpu.launching import in_rows, power_of_2
 from ..ops.gpu.noting import product
 from ..ops.gpu.passes import dot_sums
@@ -111,7 +112,7 @@ class _Recentred(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, beta, share, mean = ctx.saved_tensors
         number, bias_dtype = ctx.settings

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops.gpu.derivatives import differentiated_once
 from ..ops.gpu.launching import power_of_2
 from ..ops.gpu.noting import product
 from ..ops.gpu.thirds import side_by_side
@@ -43,7 +44,7 @@ class _Projected(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, beta, mean = ctx.saved_tensors
         groups, recentred, number, dtype = ctx.settings

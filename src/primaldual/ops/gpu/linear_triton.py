@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import linear_causal_kernels as causal_kernels
 from . import linear_kernels as kernels
+from .derivatives import differentiated_once
 from .launching import block_of
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -200,7 +201,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     return *(None if x is None else g for x, g in zip(given, [*grads[:5], None, grads[5]], strict=True)), None
 
 
-linear_attention.register_autograd(_backward, setup_context=_save)
+linear_attention.register_autograd(differentiated_once(_backward), setup_context=_save)
 
 
 @register_flop_formula(torch.ops.primaldual.linear_attention)

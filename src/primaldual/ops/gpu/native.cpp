@@ -325,18 +325,6 @@ std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, co
   return found;
 }
 
-// Differentiated once: what comes back from it must not be differentiated again.
-struct Once : torch::autograd::Function<Once> {
-  static Tensor forward(AutogradContext*, const Tensor& x) { return x; }
-  static variable_list backward(AutogradContext*, const variable_list&) {
-    TORCH_CHECK(false, "this attention can be differentiated only once; with impl=\"reference\" it can be again");
-  }
-};
-
-Tensor once(const Tensor& x) {
-  return x.defined() ? Once::apply(x.detach().set_requires_grad(true)) : x;
-}
-
 struct Attention : torch::autograd::Function<Attention> {
   static Tensor forward(AutogradContext* ctx, const std::optional<Tensor>& a, const std::optional<Tensor>& b,
                         const std::optional<Tensor>& c, const std::optional<Tensor>& d, const std::optional<Tensor>& e,
@@ -359,8 +347,10 @@ struct Attention : torch::autograd::Function<Attention> {
     variable_list results(INPUTS + 1);
     if (!grads[0].defined()) return results;
     const auto* recipe = reinterpret_cast<const Recipe*>(ctx->saved_data["recipe"].toInt());
+    TORCH_CHECK(!at::GradMode::is_enabled(), "a fused kernel can be differentiated only once, and create_graph=True asks for ",
+                "more; attention with impl=\"reference\" can be differentiated again");
     auto found = ::backward(*recipe, grads[0], ctx->get_saved_variables());
-    for (size_t i = 0; i < INPUTS; ++i) results[i] = at::GradMode::is_enabled() ? once(found[i]) : found[i];
+    for (size_t i = 0; i < INPUTS; ++i) results[i] = found[i];
     return results;
   }
 };

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .derivatives import differentiated_once
 from .launching import in_rows
 from .passes import pool, unpool
 from .ragged_work import Layout
@@ -106,7 +107,7 @@ class _Means(torch.autograd.Function):
         return keys, values, k.new_empty(0) if mean is None else mean
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, dkeys: Tensor, dvalues: Tensor, dmean: Tensor) -> tuple[Tensor | None, ...]:
         (B, H, S, D), (_, _, _, DV) = ctx.shapes
         dk, dv = (dkeys.new_empty(B, S, H, dim).transpose(1, 2) for dim in (D, DV))

@@ -18,6 +18,7 @@ from ...dual import GroupHeadsByScale, beta_of, form_of
 from ..problem import Problem
 from . import cudnn
 from .cudnn import by_cudnn, like_output
+from .derivatives import differentiated_once
 from .launching import in_rows
 from .passes import Shift, place, place_three, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
@@ -193,7 +194,7 @@ class _Tokens(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, beta, keys, values, sums = ctx.saved_tensors
         grad = like_output(grad, out)
@@ -275,7 +276,7 @@ class _Points(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         packed, out, lse, seed = ctx.saved_tensors
         queries, parts, dropout_p = ctx.settings

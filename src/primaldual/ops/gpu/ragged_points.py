@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import ragged_flops
+from .derivatives import differentiated_once
 from .launching import in_rows
 from .passes import Shift
 from .ragged_launch import Call, backward, forward, output
@@ -106,4 +107,4 @@ def _points_backward(ctx, grad, _):  # type: ignore[no-untyped-def]
     return dq, dk, dv, None, None, dshift, None, down_k, down_v, *[None] * 5
 
 
-points_op.register_autograd(_points_backward, setup_context=_points_setup)
+points_op.register_autograd(differentiated_once(_points_backward), setup_context=_points_setup)

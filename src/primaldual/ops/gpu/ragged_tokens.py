@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import native, ragged_flops, ragged_work, recipe
+from .derivatives import differentiated_once
 from .launching import in_rows, traced
 from .passes import Shift, blocks_of, dot_sums, place, pool, sum_rows
 from .ragged_launch import Call, backward, forward, output
@@ -203,7 +204,7 @@ def _tokens_backward(ctx, grad, *_):  # type: ignore[no-untyped-def]
     return dq, dk, dv, dbeta, *[None] * 6
 
 
-tokens_op.register_autograd(_tokens_backward, setup_context=_tokens_setup)
+tokens_op.register_autograd(differentiated_once(_tokens_backward), setup_context=_tokens_setup)
 
 
 class _Tokens(torch.autograd.Function):
@@ -223,7 +224,7 @@ class _Tokens(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, beta, out, lse, keys, values, sums, seed, marks = ctx.saved_tensors
         scales, is_causal, dropout_p, together = ctx.settings

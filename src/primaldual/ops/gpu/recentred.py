@@ -14,6 +14,7 @@ from torch import Tensor
 from ...dual import beta_of, form_of
 from ..problem import Problem
 from . import cudnn
+from .derivatives import differentiated_once
 from .launching import in_rows
 from .passes import Shift, dot_sums, place, sum_rows
 
@@ -49,7 +50,7 @@ class _Recentred(torch.autograd.Function):
         return found[0]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiated_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, *random, beta, sums = ctx.saved_tensors
         factor, dropout_p, plain = ctx.settings

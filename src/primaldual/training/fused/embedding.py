@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ...ops.gpu.derivatives import differentiated_once
 from ...ops.gpu.launching import power_of_2
 from .division import MULTIPROCESSORS, STAGES, columns_of
 from .dropout import Dropout, drop_arguments
@@ -36,6 +37,7 @@ class _Embed(Function):
         return y
 
     @staticmethod
+    @differentiated_once
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         from . import embedding_kernels
 

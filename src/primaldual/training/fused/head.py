@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ...ops.gpu.derivatives import differentiated_once
 from ...ops.gpu.launching import power_of_2
 from .division import MULTIPROCESSORS, STAGES
 from .dropout import Dropout, drop_arguments
@@ -45,6 +46,7 @@ class _Head(Function):
         return (fold(parts, torch.float32) + bias.unsqueeze(1)).to(weight.dtype)
 
     @staticmethod
+    @differentiated_once
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         from . import head_kernels
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ...ops.gpu.derivatives import differentiated_once
 from .division import divided
 from .dropout import Dropout, drop_arguments
 from .norms import Norm, normalised, normalised_backward
@@ -38,6 +39,7 @@ class _Linear(Function):
         return y, x.view_as(x)
 
     @staticmethod
+    @differentiated_once
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         x, weight = ctx.saved_tensors
         dy, dx = gradients
@@ -72,6 +74,7 @@ class _AddNorm(Function):
         return y
 
     @staticmethod
+    @differentiated_once
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         a, weight, r, moments, norm_weight = ctx.saved_tensors
         of_batch, drop, dtype = ctx.about
@@ -118,6 +121,7 @@ class _FeedForward(Function):
         return y
 
     @staticmethod
+    @differentiated_once
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         from . import activation_kernels
 
