@@ -203,11 +203,15 @@ def test_a_nested_tensor_gives_what_each_sequence_gives_alone(name, causal):
 
 
 @nested_prototype
-def test_nested_tensors_are_for_self_attention():
-    rows = torch.nested.nested_tensor([torch.randn(3, E), torch.randn(2, E)])
-    other = torch.nested.nested_tensor([torch.randn(3, E), torch.randn(2, E)])
-    with pytest.raises(ValueError, match="self-attention only; pad them and give key_padding_mask"):
-        MultiheadAttention(E, H, batch_first=True)(rows, other, other)
+def test_nested_queries_attend_to_nested_keys_of_other_lengths():
+    layer = block("conv1d").self_attn
+    rows, others = ([torch.randn(n, E, dtype=torch.float64) for n in lengths] for lengths in ((3, 5), (4, 2)))
+    queries, keys = (torch.nested.nested_tensor(given) for given in (rows, others))
+    out, _ = layer(queries, keys, keys)
+    for row, other, found in zip(rows, others, out.unbind(), strict=True):
+        torch.testing.assert_close(found, layer(row, other, other, need_weights=False)[0], **CLOSE)
+    with pytest.raises(ValueError, match="must all be nested tensors, or none"):
+        layer(queries, others[0][None], others[0][None])
 
 
 @nested_prototype

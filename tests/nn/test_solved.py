@@ -83,7 +83,7 @@ def test_epsilon_insensitive_output_is_the_prediction_of_a_fit(primal):
         solved = fit(layer.primal, keys, targets, **given, parameters=parameters, tol=1e-12)
         if layer.primal.token_maps:
             queries = queries.masked_fill(PADDING[:, None, :, None], 0.0)
-        heads, _ = layer._attend(x, x, x, PADDING, False, None, False)
+        heads, _ = layer._attend(x, x, x, PADDING, PADDING, False, None, False)
         torch.testing.assert_close(heads, solved.predict(queries), rtol=1e-6, atol=1e-6)
 
 
@@ -120,7 +120,7 @@ def test_padding_takes_no_part(loss, primal):
 def test_a_sequence_of_padding_alone_gives_zeros_and_no_nan(loss, primal):
     layer, x = make(loss, primal), inputs().requires_grad_()
     hidden = torch.tensor([[False], [True]]).expand(B, L)
-    heads, _ = layer._attend(x, x, x, hidden, False, None, False)
+    heads, _ = layer._attend(x, x, x, hidden, hidden, False, None, False)
     assert not heads[1].any() and heads[0].all()
     for gradient in torch.autograd.grad(heads.square().sum(), (x, layer.in_proj_weight)):
         assert gradient.isfinite().all()
@@ -134,19 +134,19 @@ def test_a_large_price_interpolates_the_targets(loss):
     layer = make(loss, "qk-norm", projection="shared", C=1e7, epsilon=0.0)  # queries are keys
     nn.init.constant_(layer.learned["gain"], 2.0)  # keys of one length, far apart: a well-conditioned kernel
     x = inputs(4)
-    heads, _ = layer._attend(x, x, x, None, False, None, False)
+    heads, _ = layer._attend(x, x, x, None, None, False, None, False)
     torch.testing.assert_close(heads, heads_of(layer, x)[2], rtol=1e-4, atol=1e-4)
 
 
 def test_a_wide_tube_gives_zeros():
     layer, x = make("epsilon-insensitive", epsilon=1e3), inputs()
-    assert not layer._attend(x, x, x, None, False, None, False)[0].any()
+    assert not layer._attend(x, x, x, None, None, False, None, False)[0].any()
 
 
 @each_loss
 def test_a_small_price_shrinks_the_output(loss):
     x = inputs()
-    sizes = [make(loss, C=c)._attend(x, x, x, None, False, None, False)[0].abs().max() for c in (1e-6, 1.0)]
+    sizes = [make(loss, C=c)._attend(x, x, x, None, None, False, None, False)[0].abs().max() for c in (1e-6, 1.0)]
     assert sizes[0] < 1e-4 < sizes[1]
 
 
@@ -161,7 +161,7 @@ def test_weights_are_those_of_attention_and_give_the_output_with_the_solved_valu
     assert not torch.allclose(output, other)  # here values are a function of the whole sequence
     _, keys, targets = heads_of(layer, x)
     made = design(layer.primal, keys, targets, PADDING, None, False, {})
-    heads, _ = layer._attend(x, x, x, PADDING, False, None, False)
+    heads, _ = layer._attend(x, x, x, PADDING, PADDING, False, None, False)
     values = values_of(made, layer.solve(made))
     scales = layer.primal.training_set.head_scales(H)
     for h, s in enumerate(scales):

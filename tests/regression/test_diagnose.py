@@ -265,10 +265,9 @@ def test_the_model_is_left_as_it_was():
         (attend(), {"attn_mask": torch.ones(N, N, dtype=torch.float64)}, "attn_mask adds finite numbers"),
         (attend(), {"key_padding_mask": torch.ones(3, N, dtype=torch.float64)}, "key_padding_mask adds finite numbers"),
         (attend(), {"attn_mask": torch.rand(3 * H, N, N) > 0.5}, "different keys from different heads"),
-        (attend("conv1d"), {"attn_mask": CAUSAL.flip(0, 1)}, "convolution"),
         (attend(mechanism("sh", how="conv")), {}, "conv pooling"),
     ],
-    ids=["attn bias", "key bias", "mask per head", "mask after convolution", "conv pooling"],
+    ids=["attn bias", "key bias", "mask per head", "conv pooling"],
 )
 def test_a_head_that_is_no_regression_says_why(model, options, reason, tmp_path):
     found = diagnose(model, {"x": inputs(), **options})

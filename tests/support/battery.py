@@ -138,10 +138,11 @@ def outputs_and_gradients(
 
 
 def exists(primal: Primal, case: Case) -> bool:
-    """Whether the semantics define this case: a causal form, a mask that pooled heads take, a grid that fits."""
+    """Whether the semantics define this case: a causal form, a mask that heads and maps take, a grid that fits."""
     if case.causal and primal.causal_refusal(HEADS):
         return False
-    if case.mask.startswith("attn") and any(s > 1 for s in primal.training_set.head_scales(HEADS)):
+    per_query = case.mask.startswith("attn")
+    if per_query and (primal.token_maps or any(s > 1 for s in primal.training_set.head_scales(HEADS))):
         return False
     squares = (1, 9, 16)
     return "Conv2d" not in repr(primal) or (case.queries in squares and case.keys in squares)

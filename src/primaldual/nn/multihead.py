@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from ..ops import EXECUTORS, CausalFormError, attention
-from ..ops.problem import check_padding
+from ..ops import EXECUTORS, CausalFormError, attention, masks
 from ..primal import Primal, as_primal
 from . import compiled, pooled, recentred
 from .output import project as project_output
@@ -148,6 +147,8 @@ class MultiheadAttention(nn.Module):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        *,
+        query_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As torch: query [L, N, E] ([N, L, E] with batch_first, [L, E] unbatched), key and value likewise.
 
@@ -157,7 +158,11 @@ class MultiheadAttention(nn.Module):
             need_weights: also return the weights, which takes the dense path.
             attn_mask: [L, S] or [N·heads, L, S].
             average_attn_weights: [N, L, S] instead of [N, heads, L, S].
-            is_causal: query i sees keys up to i; no mask is needed.
+            is_causal: query i sees keys up to i (the first query the first key, also where they are not equally many);
+                no mask is needed. A mask beside it applies too, as in `primaldual.attention`.
+            query_padding_mask: [N, L]; True or −inf marks queries that are padding, which convolutions must not mix
+                into others. Where it is not given and query and key have the same shape, `key_padding_mask` serves; a
+                mask that is False everywhere says that no query is padding.
         """
         if query.is_nested:
             return self._nested(query, key, value, is_causal), None
@@ -166,15 +171,15 @@ class MultiheadAttention(nn.Module):
                 "query, key and value must all be 3-D (batched) or all 2-D (unbatched), got "
                 f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
             )
-        x = self._batch_first(query)  # what was one tensor stays one: self-attention is recognised by it
+        x = self._batch_first(query)  # what was one tensor stays one, which one product can project
         of_key = x if key is query else self._batch_first(key)
         value = of_key if value is key else self._batch_first(value)
         key = of_key
-        if query.dim() == 2 and key_padding_mask is not None:
-            key_padding_mask = key_padding_mask.unsqueeze(0)
-        self._check_inputs(x, key, value, key_padding_mask)
+        paddings = self._paddings(x, key, key_padding_mask, query_padding_mask, batched=query.dim() == 3)
+        self._check_inputs(x, key, value)
         attn_mask = self._four_d(attn_mask, x, key)
-        heads, weights = self._attend(x, key, value, key_padding_mask, need_weights, attn_mask, is_causal)
+        self._check_mixing(attn_mask, is_causal)
+        heads, weights = self._attend(x, key, value, *paddings, need_weights, attn_mask, is_causal)
         if self.mechanism_bias is not None:
             heads = heads + self.mechanism_bias[:, None]
         output = project_output(self.out_proj, heads.transpose(1, 2).flatten(2))
@@ -187,8 +192,8 @@ class MultiheadAttention(nn.Module):
         return output if self.batch_first else output.transpose(0, 1), weights
 
     def _attend(
-        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, need_weights: bool, mask: Tensor | None,
-        is_causal: bool,
+        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, query_padding: Tensor | None,
+        need_weights: bool, mask: Tensor | None, is_causal: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Head outputs [N, heads, L, head_dim], and the weights where they are asked for."""
         p = self.dropout if self.training else 0.0
@@ -202,11 +207,11 @@ class MultiheadAttention(nn.Module):
             out = attention(q, k, v, Primal(), key_padding_mask=padding, dropout_p=p, impl=self.impl)
             assert isinstance(out, Tensor)
             return out, None
-        q, k, v = self._project(x, key, value, padding, is_causal)
+        q, k, v = self._project(x, key, value, padding, query_padding)
         k, v, padding, mask, is_causal = self._append(k, v, padding, mask, is_causal, x.shape[1])
         result = attention(
             self.split(q), self.split(k), self.split(v), self._without_residual,
-            key_padding_mask=padding, query_padding_mask=padding if x is key else None, attn_mask=mask,
+            key_padding_mask=padding, query_padding_mask=query_padding, attn_mask=mask,
             is_causal=is_causal, dropout_p=p, parameters=parameters, impl=self.impl, need_weights=need_weights,
         )  # fmt: skip
         return result if isinstance(result, tuple) else (result, None)
@@ -229,19 +234,15 @@ class MultiheadAttention(nn.Module):
         return getattr(self, f"{part}_proj_weight"), bias
 
     def _project(
-        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, is_causal: bool
+        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, query_padding: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.convolutions is None:
             if x is key and key is value and self.in_proj_weight is not None and not self.shared:
                 q, k, v = linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
                 return q, k, v
-        else:
-            if is_causal:
-                raise CausalFormError("is_causal=True: a ConvProjection lets a token depend on later ones")
-            if padding is not None:  # padded tokens are zero before a convolution
-                hidden = (padding if padding.dtype == torch.bool else padding == -torch.inf).unsqueeze(-1)
-                x = x.masked_fill(hidden, 0.0) if x is key else x
-                key, value = key.masked_fill(hidden, 0.0), value.masked_fill(hidden, 0.0)
+        else:  # padded tokens are zero before a convolution
+            x = masks.without_padding(x, query_padding)
+            key, value = (masks.without_padding(t, padding) for t in (key, value))
             x, key, value = (self.convolutions[n](t) for n, t in (("q", x), ("k", key), ("v", value)))
         return (
             linear(x, *self.weights_of("q")),
@@ -257,7 +258,8 @@ class MultiheadAttention(nn.Module):
         if not extra:
             return k, v, padding, mask, is_causal
         if is_causal:
-            mask = torch.ones(queries, k.shape[1], dtype=torch.bool, device=k.device).triu(1)[None, None]
+            nothing = torch.zeros(queries, k.shape[1], dtype=torch.bool, device=k.device)
+            mask = masks.with_future(nothing if mask is None else mask)
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (
                 torch.cat([t, b.to(t.dtype).expand(t.shape[0], 1, -1)], 1)
@@ -268,7 +270,29 @@ class MultiheadAttention(nn.Module):
         padding, mask = (None if m is None else pad(m, (0, extra)) for m in (padding, mask))
         return k, v, padding, mask, False
 
-    def _check_inputs(self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None) -> None:
+    def _paddings(
+        self, x: Tensor, key: Tensor, of_key: Tensor | None, of_query: Tensor | None, batched: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The padding masks [N, S] and [N, L] of key and query."""
+        if not batched:
+            of_key, of_query = (None if m is None else m.unsqueeze(0) for m in (of_key, of_query))
+        for name, mask, of in (("key_padding_mask", of_key, key), ("query_padding_mask", of_query, x)):
+            if mask is not None:
+                masks.check_padding(name, mask, (of.shape[0], of.shape[1]))
+        if of_query is None and x.shape == key.shape:  # torch's callers have no way to give it
+            of_query = of_key
+        return of_key, of_query
+
+    def _check_mixing(self, mask: Tensor | None, is_causal: bool) -> None:
+        """Refuse what convolutional projections would leak."""
+        if self.convolutions is None:
+            return
+        if is_causal:
+            raise CausalFormError("is_causal=True: a ConvProjection lets a token depend on later ones")
+        if mask is not None:
+            masks.refuse_mixing(mask, [self.convolutions["q"].spec])
+
+    def _check_inputs(self, x: Tensor, key: Tensor, value: Tensor) -> None:
         sizes = (self.embed_dim, self.kdim, self.vdim)
         if (x.shape[2], key.shape[2], value.shape[2]) != sizes:
             raise ValueError(
@@ -280,8 +304,6 @@ class MultiheadAttention(nn.Module):
                 "query, key and value must agree in batch, key and value in length; got [batch, length] = "
                 f"{list(x.shape[:2])}, {list(key.shape[:2])}, {list(value.shape[:2])}"
             )
-        if padding is not None:
-            check_padding("key_padding_mask", padding, (key.shape[0], key.shape[1]))
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
@@ -301,13 +323,23 @@ class MultiheadAttention(nn.Module):
         return mask.unflatten(0, (N, self.num_heads))
 
     def _nested(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
-        """torch's encoder may hand over a nested tensor instead of a padded one and a mask (self-attention only)."""
-        if not (query is key and key is value):
-            raise ValueError("nested tensors are taken in self-attention only; pad them and give key_padding_mask")
-        lengths = [part.shape[0] for part in query.unbind()]
-        x = torch.nested.to_padded_tensor(query, 0.0)
-        hidden = torch.arange(x.shape[1], device=x.device) >= torch.tensor(lengths, device=x.device)[:, None]
-        x = x if self.batch_first else x.transpose(0, 1)
-        output, _ = self(x, x, x, key_padding_mask=hidden, need_weights=False, is_causal=is_causal)
+        """torch's encoder may hand over a nested tensor instead of a padded one and a mask."""
+        if not (key.is_nested and value.is_nested):
+            raise ValueError("query, key and value must all be nested tensors, or none of them")
+        x, of_query = self._padded(query)
+        of_key, hidden = (x, of_query) if key is query else self._padded(key)
+        of_value = of_key if value is key else self._padded(value)[0]
+        output, _ = self(
+            x, of_key, of_value, key_padding_mask=hidden, query_padding_mask=of_query, need_weights=False,
+            is_causal=is_causal,
+        )  # fmt: skip
         output = output if self.batch_first else output.transpose(0, 1)
+        lengths = (~of_query).sum(1).tolist()
         return torch.nested.as_nested_tensor([row[:n] for row, n in zip(output, lengths, strict=True)])
+
+    def _padded(self, nested: Tensor) -> tuple[Tensor, Tensor]:
+        """A nested tensor with zeros for padding, and its padding mask."""
+        x = torch.nested.to_padded_tensor(nested, 0.0)
+        lengths = torch.tensor([part.shape[0] for part in nested.unbind()], device=x.device)
+        hidden = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+        return x if self.batch_first else x.transpose(0, 1), hidden

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
+from ..ops import masks
 from ..primal import AllKeys, Pooled, Primal, Sparse
 from ..svr.design import Design, PerQueryError, design
 from ..svr.fit import double
@@ -109,8 +110,8 @@ class SolvedAttention(MultiheadAttention):
         return f"{self.embed_dim}, {self.num_heads}, loss={self.loss!r}, C={self.C:g}{tube}"
 
     def _attend(
-        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, need_weights: bool, mask: Tensor | None,
-        is_causal: bool,
+        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, query_padding: Tensor | None,
+        need_weights: bool, mask: Tensor | None, is_causal: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         if is_causal or mask is not None:
             raise PerQueryError(
@@ -118,7 +119,7 @@ class SolvedAttention(MultiheadAttention):
                 f"there is a regression per query and no values to solve for; key_padding_mask is taken"
             )
         hidden = _hidden(padding)
-        queries, keys, targets = (self.split(t).double() for t in self._project(x, key, value, hidden, False))
+        queries, keys, targets = (self.split(t).double() for t in self._project(x, key, value, hidden, query_padding))
         if keys.shape[2] == 0:  # no keys at all: one that is hidden, so that every query sees none
             keys, targets = pad(keys, (0, 0, 0, 1)), pad(targets, (0, 0, 0, 1))
             hidden = torch.ones(keys.shape[0], 1, dtype=torch.bool, device=keys.device)
@@ -126,8 +127,8 @@ class SolvedAttention(MultiheadAttention):
         parameters = double(dict(self.learned.items()) | fixed)
         made = design(self.primal, keys, targets, hidden, None, False, parameters)
         values = values_of(made, self.solve(made))
-        if self.primal.token_maps and hidden is not None and x is key:
-            queries = queries.masked_fill(hidden[:, None, :, None], 0.0)
+        if self.primal.token_maps:
+            queries = masks.without_padding(queries, query_padding)
         for map_ in self.primal.token_maps:
             queries = map_.tokens(queries, parameters)
         # a query that sees no key gets zeros

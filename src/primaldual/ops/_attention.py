@@ -41,8 +41,13 @@ def attention(
         key_padding_mask: [batch, keys].
         query_padding_mask: [batch, length]; matters to convolutions alone.
         attn_mask: [length, keys] or [batch or 1, heads or 1, length, keys]. What it hides from a query takes no part
-            in that query's statistics either. Heads pooled by more than 1 refuse it.
-        is_causal: query i sees keys up to i (top-left aligned); a mask beside it is taken as a hint and ignored.
+            in that query's statistics either. Heads pooled by more than 1 refuse it, and maps that mix tokens refuse
+            one that hides tokens, which would be seen through others (causal maps take one of the future).
+        is_causal: query i sees keys up to i: the first query the first key, also where they are not equally many. An
+            attn_mask beside it applies too. One that says no more is torch's hint, and costs nothing where its values
+            can be looked at (once for a tensor, until it changes): pooled heads take the hint and refuse any other. In
+            a compiled function or a CUDA graph, whose values come later, both are applied, and what pooled heads and
+            maps refuse is an assertion that runs with it.
         dropout_p: on the weights; for finite features, which have none, on the output.
         parameters: what is learned, by name (`primal.learned(heads, head_dim)`); absent ones have their initial value.
         impl: "auto", or the executor to use: "reference", "sdpa", "ragged", "linear", "block_sparse". One that cannot

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from ..dual import GroupHeadsByScale
 from ..primal import Primal
 from ..primal.features import Parameters
+from . import masks
 
 
 class UnsupportedError(ValueError):
@@ -120,18 +121,13 @@ def state(
         given = primal.features.state(D) | given
     given = _check_parameters(given, primal.learned(H, D), primal.features.fixed)
 
-    key_hidden, key_bias = _padding("key_padding_mask", key_padding_mask, (B, S))
-    query_hidden, _ = _padding("query_padding_mask", query_padding_mask, (B, L))
+    key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
+    query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))
     attn_hidden = attn_bias = None
     if attn_mask is not None:
-        attn_hidden, attn_bias = _attention_mask(attn_mask, (B, H, L, S))
-        if is_causal:  # torch's hint: the mask says what is_causal says already
-            attn_hidden = attn_bias = None
-        elif any(s > 1 for s in scales):
-            raise ValueError(
-                f"attn_mask hides single keys, but heads of scales {scales} are fitted to pooled ones; give "
-                f"key_padding_mask, is_causal=True, or scales of 1"
-            )
+        attn_hidden, attn_bias, is_causal = masks.per_query(
+            attn_mask, (B, H, L, S), scales, primal.token_maps, is_causal
+        )
     if key_hidden is not None:
         k, v = (x.masked_fill(key_hidden.unsqueeze(-1), 0.0) for x in (k, v))
     if primal.token_maps and query_hidden is not None:
@@ -177,49 +173,6 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
                 f"parameters[{name!r}] must have shape {tuple(known[name].shape)}, got {tuple(value.shape)}"
             )
     return given
-
-
-def _padding(name: str, mask: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
-    """(hidden [B, 1, N], bias [B, 1, N] or None) of a padding mask [B, N]."""
-    if mask is None:
-        return None, None
-    check_padding(name, mask, shape)
-    return _split(mask.unsqueeze(1))
-
-
-def check_padding(name: str, mask: Tensor, shape: tuple[int, int]) -> None:
-    """Raise unless this is a padding mask for (batch, length)."""
-    if mask.shape != shape:
-        raise ValueError(f"{name} must be [batch, length] = {list(shape)}, got {list(mask.shape)}")
-    _check_mask_dtype(name, mask)
-
-
-def _check_mask_dtype(name: str, mask: Tensor) -> None:
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(f"{name} must be boolean (True hides) or floating point (added), got {mask.dtype}")
-
-
-def _attention_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:
-    """(hidden, bias), each [B or 1, H or 1, L, S]."""
-    B, H, L, S = shape
-    fits = mask.dim() in (2, 4) and mask.shape[-2:] == (L, S)
-    if mask.dim() == 4:
-        fits = fits and mask.shape[0] in (1, B) and mask.shape[1] in (1, H)
-    if not fits:
-        raise ValueError(
-            f"attn_mask must be [queries, keys] = {[L, S]} or [batch or 1, heads or 1, queries, keys] = {list(shape)}, "
-            f"got {list(mask.shape)}"
-        )
-    _check_mask_dtype("attn_mask", mask)
-    return _split(mask if mask.dim() == 4 else mask[None, None])
-
-
-def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A boolean mask hides where True; in a float mask −inf hides and finite values are added to the scores."""
-    if mask.dtype == torch.bool:
-        return mask, None
-    hidden = mask == -torch.inf
-    return hidden, mask.masked_fill(hidden, 0.0)
 
 
 def pick(x: Tensor, dim: int, heads: tuple[int, ...]) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn.multihead import MultiheadAttention
+from ..ops import masks
 from ..primal import Primal
 
 
@@ -99,8 +100,8 @@ class _Recorder:
         ours = layer if isinstance(layer, MultiheadAttention) else adapted(layer)
         self.calls.append(
             _call(
-                self.name, self.number, ours, a["query"], a["key"], a["value"], a["key_padding_mask"], a["attn_mask"],
-                a["is_causal"],
+                self.name, self.number, ours, a["query"], a["key"], a["value"], a["key_padding_mask"],
+                a.get("query_padding_mask"), a["attn_mask"], a["is_causal"],
             )
         )  # fmt: skip
         self.number += 1
@@ -121,16 +122,21 @@ def adapted(layer: nn.Module) -> MultiheadAttention:
 
 def _call(
     name: str, number: int, layer: MultiheadAttention, query: Tensor, key: Tensor, value: Tensor,
-    padding: Tensor | None, mask: Tensor | None, is_causal: bool,
+    padding: Tensor | None, query_padding: Tensor | None, mask: Tensor | None, is_causal: bool,
 ) -> Call:  # fmt: skip
     """Inputs to heads by the layer's own steps; what was one tensor stays one, as the layer has it."""
     x = layer._batch_first(query)
     of_key = x if key is query else layer._batch_first(key)
     of_value = of_key if value is key else layer._batch_first(value)
-    if query.dim() == 2 and padding is not None:
-        padding = padding.unsqueeze(0)
-    mask = None if is_causal else layer._four_d(mask, x, of_key)  # beside is_causal a mask is a hint
-    q, k, v = layer._project(x, of_key, of_value, padding, is_causal)
+    padding, query_padding = layer._paddings(x, of_key, padding, query_padding, batched=query.dim() == 3)
+    mask = layer._four_d(mask, x, of_key)
+    if is_causal and mask is not None:
+        if any(scale > 1 for scale in layer.primal.training_set.head_scales(layer.num_heads)):
+            mask = None  # the layer took it, so it says no more than is_causal
+        else:
+            mask = masks.beside_causal(mask)
+            is_causal = mask is None
+    q, k, v = layer._project(x, of_key, of_value, padding, query_padding)
     tokens = k.shape[1]
     k, v, padding, mask, is_causal = layer._append(k, v, padding, mask, is_causal, x.shape[1])
     fixed = {n: getattr(layer, f"feature_{n}") for n in layer.primal.features.fixed}

@@ -85,6 +85,4 @@ def _mask_row(call: Call, element: int, query: int) -> Tensor:
     rows = _hides(mask[min(element, mask.shape[0] - 1), :, query], "attn_mask")
     if bool((rows != rows[:1]).any()):
         raise RefusalError("attn_mask hides different keys from different heads; give one mask for all heads")
-    if call.primal.token_maps:
-        raise RefusalError("attn_mask hides keys that a convolution has mixed into others; give key_padding_mask")
     return rows[0]
