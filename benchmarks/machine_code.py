@@ -38,9 +38,10 @@ from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 from primaldual import Primal, mechanism
+from primaldual.kernels import launching
+from primaldual.kernels.native.notes import Launch, noted
+from primaldual.kernels.ragged import launch as ragged_launch
 from primaldual.ops import ragged
-from primaldual.ops.gpu import launching, ragged_launch
-from primaldual.ops.gpu.noting import Launch, noted
 from primaldual.ops.problem import state
 
 Row = dict[str, Any]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from primaldual import MultiheadAttention, mechanism
+from primaldual.kernels.cudnn import beside as parallel
 from primaldual.nn import pooled
-from primaldual.ops.gpu import parallel
 from support.battery import relative_error
 
 pytestmark = [

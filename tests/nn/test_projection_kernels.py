@@ -12,8 +12,9 @@ from torch import nn
 
 from nn.layers import reference_of
 from primaldual import MultiheadAttention, mechanism
-from primaldual.nn import grouped, pooled, recentred, unpooled
-from primaldual.ops.gpu import parallel
+from primaldual.kernels.cudnn import beside as parallel
+from primaldual.kernels.projection import grouped, recentred, unpooled
+from primaldual.nn import pooled
 from primaldual.primal import Pooled
 from support.cudnn import stand_in
 from support.interpreter import child_process, on_cpu

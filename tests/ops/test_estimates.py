@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from primaldual import mechanism
+from primaldual.kernels.cudnn import beside as parallel
 from primaldual.ops import block_sparse
 from primaldual.ops.block_sparse import Problem
 from primaldual.ops.estimates import CPU, H200, TRAINING, Work, describe, device_of, estimate
-from primaldual.ops.gpu import parallel
 from primaldual.primal import Fixed, Pooled, Primal, Sparse, Strided, Window
 
 SH = (1, 1, 2, 2, 4, 4, 8, 8)

@@ -40,7 +40,7 @@ DTYPES += [(torch.float16, n) for n in (128, 129, 4097)]
 @pytest.fixture
 def calls(monkeypatch) -> list:
     """The calls of the operator, so that a test knows that it ran."""
-    from primaldual.ops.gpu import linear_triton
+    from primaldual.kernels.linear import attention as linear_triton
 
     seen, run = [], linear_triton.linear_attention
     monkeypatch.setattr(linear_triton, "linear_attention", lambda *a: (seen.append(a), run(*a))[1])
@@ -128,7 +128,7 @@ def test_head_dimensions_in_float32(dim: int, calls: list) -> None:
 @pytest.mark.parametrize("programs", [1, 8, 4096], ids=["one segment", "few", "many"])
 @pytest.mark.parametrize("name", ["elu", "random"])
 def test_a_sequence_is_cut_into_segments(name: str, programs: int, monkeypatch, calls: list) -> None:
-    from primaldual.ops.gpu import linear_triton
+    from primaldual.kernels.linear import attention as linear_triton
 
     monkeypatch.setattr(linear_triton, "PROGRAMS", programs)
     for length in (1000, 4096):
@@ -140,7 +140,7 @@ def test_a_sequence_is_cut_into_segments(name: str, programs: int, monkeypatch, 
 @pytest.mark.parametrize("warps", [4, 8])
 def test_any_launch(warps: int, stages: int, monkeypatch) -> None:
     """Rows in flight while others are computed with: where a product was once left reading what the next one wrote."""
-    from primaldual.ops.gpu import linear_triton
+    from primaldual.kernels.linear import attention as linear_triton
 
     monkeypatch.setattr(linear_triton, "launch", lambda *_: linear_triton.Launch(64, warps, stages))
     monkeypatch.setattr(linear_triton, "PROGRAMS", 1)

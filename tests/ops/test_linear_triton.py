@@ -84,7 +84,7 @@ def check(name: str, shape: tuple, mask: str, is_causal: bool, dtype: torch.dtyp
 @pytest.fixture
 def calls(monkeypatch) -> list:
     """The calls of the operator, so that a test knows that it ran."""
-    from primaldual.ops.gpu import linear_triton
+    from primaldual.kernels.linear import attention as linear_triton
 
     seen, run = [], linear_triton.linear_attention
     monkeypatch.setattr(linear_triton, "linear_attention", lambda *a: (seen.append(a), run(*a))[1])
@@ -120,7 +120,7 @@ def test_the_causal_form_equals_the_reference(name: str, mask: str, dtype: torch
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("programs", [1, 100], ids=["one program", "many programs"])
 def test_a_sequence_is_cut_into_spans(programs: int, is_causal: bool, monkeypatch) -> None:
-    from primaldual.ops.gpu import linear_triton
+    from primaldual.kernels.linear import attention as linear_triton
 
     monkeypatch.setattr(linear_triton, "PROGRAMS", programs)
     assert linear_triton.TILE < 140
@@ -177,7 +177,7 @@ def test_values_far_from_zero_keep_their_deviations() -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_opcheck(is_causal: bool) -> None:
-    from primaldual.ops.gpu.linear_triton import linear_attention, linear_attention_backward
+    from primaldual.kernels.linear.attention import linear_attention, linear_attention_backward
 
     q, k, v = (x[:1] for x in tensors((20, 20, 8, 8)))
     maps = [torch.rand(1, HEADS, 8), torch.rand(1, HEADS, 8) + 0.5]
@@ -269,8 +269,8 @@ def compiled_for_hopper(kernel, launch, dim: int) -> str:
 @pytest.mark.parametrize("name", ["attend_causal", "causal_query_gradients", "causal_key_gradients"])
 def test_every_product_ends_in_the_turn_that_starts_it(name: str) -> None:
     """On Hopper a product left in flight reads registers that the next turn writes (triton-lang/triton#9433)."""
-    from primaldual.ops.gpu import linear_causal_kernels as kernels
-    from primaldual.ops.gpu.linear_triton import launch
+    from primaldual.kernels.linear import causal_kernels as kernels
+    from primaldual.kernels.linear.attention import launch
 
     lines = compiled_for_hopper(getattr(kernels, name), launch(name, torch.bfloat16, 64), 64).splitlines()
     starts = [i for i, line in enumerate(lines) if "ttng.warp_group_dot " in line]

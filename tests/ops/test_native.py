@@ -25,10 +25,19 @@ from typer.testing import CliRunner
 from primaldual import MultiheadAttention, mechanism
 from primaldual.cli import app
 from primaldual.dual import GroupHeadsByScale
-from primaldual.nn import compiled, grouped, pooled, recentred, unpooled
-from primaldual.nn import launching as nn_launching
-from primaldual.ops.gpu import cudnn as cudnn_attention
-from primaldual.ops.gpu import launching, native, packing, parallel, ragged_tokens, ragged_work, recipe
+from primaldual.kernels import launching
+from primaldual.kernels.cudnn import attention as cudnn_attention
+from primaldual.kernels.cudnn import beside as parallel
+from primaldual.kernels.native import layers as compiled
+from primaldual.kernels.native import library as native
+from primaldual.kernels.native import packing
+from primaldual.kernels.native import replay as recipe
+from primaldual.kernels.projection import grouped, recentred, unpooled
+from primaldual.kernels.projection import launching as nn_launching
+from primaldual.kernels.ragged import tokens as ragged_tokens
+from primaldual.kernels.ragged import work as ragged_work
+from primaldual.nn import pooled
+from primaldual.nn import recentred as layer_recentred
 from support.ragged import adding_up, sweeping
 
 if find_spec("triton") is None:
@@ -782,7 +791,7 @@ def test_what_triton_hands_the_driver_for_a_layer(
     layer, x = draw_layer(name, 136)
     scales = layer.primal.training_set.head_scales(2)
     groups = grouped.Groups(GroupHeadsByScale.groups(scales), 2, 136, 2, 16)
-    number, beta = recentred.beta_of(layer) if layer.primal.inputs else (0.0, None)
+    number, beta = layer_recentred.beta_of(layer) if layer.primal.inputs else (0.0, None)
     projection = x, layer.in_proj_weight, layer.in_proj_bias, groups, len(layer.primal.inputs) > 0, number, beta
     up = torch.randn(2, 136, 2, 16).half().transpose(1, 2)
     leaves = [leaf for leaf in (x, layer.in_proj_weight, layer.in_proj_bias, beta) if leaf is not None]

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from primaldual import MultiheadAttention, Primal, attention, mechanism
 from primaldual.bench.timing import capture
-from primaldual.nn import compiled, pooled, unpooled
-from primaldual.ops.gpu import native, ragged_tokens
+from primaldual.kernels.native import layers as compiled
+from primaldual.kernels.native import library as native
+from primaldual.kernels.projection import unpooled
+from primaldual.kernels.ragged import tokens as ragged_tokens
+from primaldual.nn import pooled
 from support.battery import relative_error
 from support.ragged import adding_up, sweeping
 

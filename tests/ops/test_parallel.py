@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from primaldual import attention, mechanism
+from primaldual.kernels.cudnn import attention as cudnn
+from primaldual.kernels.cudnn import beside as parallel
+from primaldual.kernels.cudnn.beside import divide
+from primaldual.kernels.ragged import tokens as ragged_tokens
+from primaldual.kernels.ragged import work as ragged_work
+from primaldual.kernels.ragged.passes import Shift, place_three, sum_rows
+from primaldual.ops import mixed
 from primaldual.ops.estimates import H200, describe, estimate
-from primaldual.ops.gpu import cudnn, parallel, ragged_tokens, ragged_work
-from primaldual.ops.gpu.parallel import divide
-from primaldual.ops.gpu.passes import Shift, place_three, sum_rows
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 from support.cudnn import stand_in
@@ -65,7 +69,7 @@ def test_every_head_has_a_beta_of_its_own() -> None:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch, [48, 12])
         leaves[3] = apart
-        out = parallel._Tokens.apply(*leaves, 1.0, SCALES)
+        out = parallel.Tokens.apply(*leaves, 1.0, SCALES)
         found = out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)
     assert all(relative_error(mine, other) < 4e-3 for mine, other in zip(found, expected, strict=True))
 
@@ -77,7 +81,7 @@ def test_a_number_for_beta_is_not_rounded() -> None:
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch, [48, 12])
         for beta, factor in ((None, 0.7), (torch.full((6,), 0.7), 1.0)):
-            out = parallel._Tokens.apply(*leaves, beta, factor, SCALES)
+            out = parallel.Tokens.apply(*leaves, beta, factor, SCALES)
             found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)])
     assert all(relative_error(mine, other) < 1e-6 for mine, other in zip(*found, strict=True))
 
@@ -94,7 +98,7 @@ def test_as_many_launches_as_the_plan_counts(
     leaves = [torch.randn(2, 6, 144, 64, dtype=torch.float16, requires_grad=True) for _ in range(3)]
     p = Problem(PRIMALS[name], *leaves, None, None, None, None, False, 0.0, {}, False)
     with adding_up() as names:
-        parallel.run(p).backward(leaves[0].detach())
+        mixed.run(p).backward(leaves[0].detach())
     copies = (0 if strided else len(long)) + (len(long) < 4)  # of the log-sum-exps: for cuDNN, and for ours
     work = describe(p, backward=True, captured=True)._replace(device=H200)
     assert len(names) + 3 * len(long) + copies == estimate("sdpa", work).launches
@@ -269,7 +273,7 @@ def test_three_put_in_place_at_once_on_hopper(shifted: bool) -> None:
 def long_groups(length: int, scales: tuple[int, ...] = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> int:
     x = torch.empty(2, len(scales), length, dim, device="meta", dtype=others.pop("dtype", torch.bfloat16))
     primal = mechanism("bn+sh", scales=scales, **others)
-    return parallel.long_groups(Problem(primal, x, x, x, None, None, None, None, False, dropout_p, {}, False))
+    return mixed.long_groups(Problem(primal, x, x, x, None, None, None, None, False, dropout_p, {}, False))
 
 
 def test_which_groups_are_long() -> None:

@@ -6,8 +6,9 @@ from torch import nn
 
 from primaldual import Primal, attention, mechanism
 from primaldual.bench.timing import capture
+from primaldual.kernels.cudnn import attention as cudnn
+from primaldual.kernels.cudnn import beside as parallel
 from primaldual.nn import TransformerEncoderLayer
-from primaldual.ops.gpu import cudnn, parallel
 from support.battery import relative_error
 from support.ragged import check
 

@@ -15,8 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import Primal, attention, mechanism
 from primaldual.dual.cost import count
+from primaldual.kernels import launching
+from primaldual.kernels.ragged import passes
+from primaldual.kernels.ragged import points as ragged_points
+from primaldual.kernels.ragged import tokens as ragged_tokens
+from primaldual.kernels.ragged import work as ragged_work
 from primaldual.ops import UnsupportedError, plan, ragged
-from primaldual.ops.gpu import launching, passes, ragged_points, ragged_tokens, ragged_work
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
 from support.interpreter import HOPPER, ON_CPU, child_process, on_cpu

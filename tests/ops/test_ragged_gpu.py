@@ -5,8 +5,8 @@ import torch
 
 from primaldual import Primal, attention, mechanism
 from primaldual.bench.timing import capture
+from primaldual.kernels.native import library as native
 from primaldual.ops import plan
-from primaldual.ops.gpu import native
 from primaldual.primal import Fixed, Pattern, Strided, Window
 from support.ragged import adding_up, check, replayed, sweeping
 

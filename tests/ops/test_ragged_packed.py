@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from primaldual.ops.gpu import ragged_tokens
+from primaldual.kernels.ragged import tokens as ragged_tokens
 from support.interpreter import ON_CPU, child_process
 from support.ragged import sweeping
 

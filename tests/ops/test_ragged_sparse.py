@@ -14,8 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 pytest.importorskip("triton")
 
 from primaldual import Primal, attention, mechanism
+from primaldual.kernels.ragged import marks as ragged_marks
+from primaldual.kernels.ragged import points as ragged_points
+from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.ops import UnsupportedError, plan
-from primaldual.ops.gpu import ragged_marks, ragged_points, ragged_tokens
 from primaldual.ops.problem import Problem
 from primaldual.primal import AllKeys, Fixed, Pattern, Pooled, Sparse, Strided, Window
 from primaldual.primal.patterns import Band, Block, Piece, Residues, Summary

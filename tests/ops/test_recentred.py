@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from primaldual.ops.gpu.passes import Shift, dot_sums, place, sum_rows
+from primaldual.kernels.ragged.passes import Shift, dot_sums, place, sum_rows
 from support.interpreter import child_process, on_cpu
 
 if find_spec("triton") is None:

@@ -5,7 +5,7 @@ import torch
 
 from primaldual import attention, mechanism
 from primaldual.bench.timing import capture
-from primaldual.ops.gpu import recentred
+from primaldual.ops import recentred
 from support.ragged import check
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]

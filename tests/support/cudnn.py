@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from primaldual.ops.gpu import cudnn, parallel
+from primaldual.kernels.cudnn import attention as cudnn
+from primaldual.kernels.cudnn import beside as parallel
 
 
 def stand_in(patch: pytest.MonkeyPatch, points: Collection[int]) -> list[int]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from primaldual import Primal, attention
 from primaldual.dual import GroupHeadsByScale
+from primaldual.kernels import launching
+from primaldual.kernels.ragged import work as ragged_work
 from primaldual.ops import ragged, reference
-from primaldual.ops.gpu import launching, ragged_work
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 

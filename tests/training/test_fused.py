@@ -7,9 +7,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from primaldual.kernels import encoder as fused
+from primaldual.kernels.encoder.sums import weight_gradient
 from primaldual.models import SeriesConfig
-from primaldual.training import Ensemble, fused
-from primaldual.training.fused.sums import weight_gradient
+from primaldual.training import Ensemble
 from primaldual.training.members import forward
 from primaldual.training.optimizer import Optimizer
 from primaldual.training.stacked import Stacked

@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
+from primaldual.kernels import encoder as fused
 from primaldual.models import SeriesConfig
-from primaldual.training import fused, members
+from primaldual.training import members
 from primaldual.training.members import _Thirds
 from primaldual.training.stacked import Stacked
 from support.interpreter import ON_CPU, child_process

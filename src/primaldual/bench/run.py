@@ -11,7 +11,7 @@ import torch
 
 from ..base.environment import environment
 from ..base.files import write_json
-from ..ops.gpu import native
+from ..kernels.native import library as native
 from .case import Case
 from .measure import Bench, Record
 

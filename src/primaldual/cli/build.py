@@ -21,7 +21,7 @@ def build(
     that of `PRIMALDUAL_CACHE`, and used from then on; `PRIMALDUAL_NATIVE=0` leaves it out. It is for one version of
     torch, of Python and of this library: build again when one of them changes.
     """
-    from ..ops.gpu import native
+    from ..kernels.native import library as native
 
     start = time.perf_counter()
     path = native.place()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from ..kernels.projection.output import project as project_output
 from ..ops import EXECUTORS, CausalFormError, attention, masks
 from ..primal import Primal, as_primal
-from . import compiled, pooled, recentred
-from .output import project as project_output
+from . import pooled, recentred
 from .projection import ConvProjection, DepthwiseConv
 
 
@@ -201,7 +201,7 @@ class MultiheadAttention(nn.Module):
         if pooled.applies(self, need_weights, mask, is_causal):
             return pooled.attend(self, x, key, value, padding, p, parameters), None
         if x is key and key is value and recentred.applies(self, x, mask, is_causal, need_weights):
-            if padding is None and (heads := compiled.attend_recentred(self, x, p)) is not None:
+            if padding is None and (heads := recentred.attend_at_once(self, x, p)) is not None:
                 return heads, None
             q, k, v = recentred.project(self, x, padding)
             out = attention(q, k, v, Primal(), key_padding_mask=padding, dropout_p=p, impl=self.impl)

@@ -15,16 +15,20 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ..dual import GroupHeadsByScale, PoolBeforeProjection
+from ..kernels.cudnn import attention as cudnn
+from ..kernels.cudnn import beside as parallel
+from ..kernels.launching import captured, launches, seed_of
+from ..kernels.native import layers as compiled
+from ..kernels.projection import grouped, unpooled
+from ..kernels.projection.grouped import Groups
+from ..kernels.projection.recentred import as_linear
+from ..kernels.ragged import tokens as ragged_tokens
+from ..kernels.ragged.work import MAX_HEAD_DIM
 from ..ops import attention
-from ..ops.gpu import cudnn, parallel, ragged_tokens
 from ..ops.pooling import pool_tokens
 from ..ops.problem import in_order, pick
-from ..ops.ragged import MAX_HEAD_DIM
 from ..primal import AllKeys, Exponential, KernelSum, Pooled
-from . import compiled, grouped, unpooled
-from .grouped import Groups
-from .launching import captured, launches, seed_of
-from .recentred import as_linear, beta_of, plain, recenter_of
+from .recentred import beta_of, plain, recenter_of
 
 if TYPE_CHECKING:
     from .multihead import MultiheadAttention

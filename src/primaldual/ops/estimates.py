@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 
 from ..dual import form_of
+from ..kernels.cudnn import attention as cudnn
+from ..kernels.native import library as native
 from ..primal.features import FeatureMap
-from . import block_sparse, linear
-from .gpu import cudnn, native, parallel
+from . import block_sparse, linear, mixed
 from .problem import Problem
 
 TRAINING = 3.5
@@ -190,7 +191,7 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
         pieces=0 if kept is None else kept.pieces,
         piece_flops=0 if kept is None else kept.flops,
         plain=kept is not None and q.is_cuda and not block_sparse._flex_runs(problem),
-        long=0 if torch.compiler.is_compiling() else parallel.long_groups(problem),
+        long=0 if torch.compiler.is_compiling() else mixed.long_groups(problem),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@
 Causal: query i, at place t of window w, sums over the windows before w and the running mean of its own. The windows
 before come as the state of all earlier chunks and a small dense product inside its own chunk.
 
-On a GPU elu + 1 and random features run in the kernels of `linear_triton`, which read every tensor once.
+On a GPU elu + 1 and random features run in the kernels of `kernels.linear`, which read every tensor once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.nn.functional import dropout, pad
 
 from ..dual import Reassociate, form_of
 from ..dual.form import is_affine
+from ..kernels.launching import interpreted, without_triton
 from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
-from .gpu.launching import interpreted, without_triton
 from .pooling import Pool, causal_pool, fit_length, pool
 from .problem import Problem
 from .statistics import moments
@@ -100,7 +100,7 @@ def _causal(p: Problem) -> Tensor:
 
 
 def _has_kernel(p: Problem) -> bool:
-    """Whether the kernels of `linear_triton` compute this."""
+    """Whether the kernels of `kernels.linear` compute this."""
     features, projection = p.primal.features, p.parameters.get("projection")
     if without_triton() or not (p.q.is_cuda or interpreted()) or type(p.primal.normalizer) is not KernelSum:
         return False
@@ -111,13 +111,13 @@ def _has_kernel(p: Problem) -> bool:
     dims = p.q.shape[-1], p.v.shape[-1]
     if p.q.is_cuda and p.q.dtype != torch.float32 and any(dim % 8 for dim in dims):
         return False  # rows of no whole 16 bytes: right in the interpreter, not yet seen right on a GPU
-    from .gpu.linear_triton import takes
+    from ..kernels.linear.attention import takes
 
     return takes(p.q.dtype, p.is_causal, dims[0], features.dim(dims[0]), dims[1])
 
 
 def _fused(p: Problem, points: Pool) -> Tensor:
-    from .gpu.linear_triton import linear_attention
+    from ..kernels.linear.attention import linear_attention
 
     q, keys, values = p.q, points.keys, points.values
     shift = scale = omega = weight = None

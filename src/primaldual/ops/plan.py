@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels.launching import captured
 from . import block_sparse, linear, ragged, reference, sdpa
 from .estimates import Estimate, Work, describe, estimate
 from .problem import Problem, UnsupportedError
@@ -97,16 +98,8 @@ def _line(cost: Estimate) -> str:
 
 
 def circumstances(q: Tensor) -> tuple[bool, bool]:
-    """What a choice depends on beside the arguments: whether gradients are kept, and whether a graph is captured.
-
-    A compiler counts as capturing: what the host does here, it does once. So does any stream but the default one, which
-    no graph can capture: torch's recipe warms up on a side stream what it captures next, and both must choose alike.
-    """
-    captured = q.is_cuda and (
-        torch.compiler.is_compiling()
-        or torch._C._cuda_getCurrentRawStream(q.get_device()) != 0  # current_stream makes objects
-    )
-    return torch.is_grad_enabled() and q.requires_grad, captured
+    """What a choice depends on beside the arguments: whether gradients are kept, and whether a graph is captured."""
+    return torch.is_grad_enabled() and q.requires_grad, captured(q)
 
 
 def choose(problem: Problem, impl: str = "auto") -> Plan:

@@ -1,9 +1,9 @@
-"""Our own fused attention: heads with different numbers of keys in one launch (kernels in `ragged_kernels`).
+"""Our own fused attention: heads with different numbers of keys in one launch (kernels in `kernels/ragged`).
 
 Softmax heads only, as in `sdpa`; of sparse ones all scores are computed, and those of the pattern kept
-(`ragged_marks`). Mean pooling without masks goes through `ragged_tokens`, which pools, attends and, on the way back,
-hands the gradients to the tokens. Everything else pools first and goes through `ragged_points`; padded sequences do
-that for all heads at once (`padded`), the rest group by group.
+(`kernels.ragged.marks`). Mean pooling without masks goes through `kernels.ragged.tokens`, which pools, attends and, on
+the way back, hands the gradients to the tokens. Everything else pools first and goes through `kernels.ragged.points`;
+padded sequences do that for all heads at once (`kernels.ragged.padded`), the rest group by group.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from torch import Tensor
 
 from ..dual import GroupHeadsByScale, beta_of, form_of
 from ..dual.form import pooling_of
-from ..primal import Sparse
+from ..kernels.launching import DTYPES, interpreted, seed_of, without_triton
+from ..kernels.launching import traced as traced
+from ..kernels.ragged import marks as ragged_marks
+from ..kernels.ragged.marks import marks
+from ..kernels.ragged.padded import Line, in_line, keep_padded, pool_padded
+from ..kernels.ragged.points import attend_points
+from ..kernels.ragged.tokens import attend_tokens, known
+from ..kernels.ragged.tokens import packed as packed
+from ..kernels.ragged.work import MAX_HEAD_DIM, Layout
+from ..primal import Sparse, TrainingSet
 from . import sdpa
-from .gpu import ragged_marks
-from .gpu.launching import interpreted, without_triton
-from .gpu.launching import traced as traced
-from .gpu.padded import Line, in_line, keep_padded, pool_padded
-from .gpu.ragged_marks import marks
-from .gpu.ragged_points import attend_points
-from .gpu.ragged_tokens import attend_tokens, known
-from .gpu.ragged_tokens import packed as packed
-from .gpu.ragged_work import Layout
 from .problem import Problem, in_order
-
-MAX_HEAD_DIM = 128
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def refusal(problem: Problem) -> str | None:
@@ -69,7 +66,7 @@ def refusal(problem: Problem) -> str | None:
         return "1/σ² over the few keys that the first queries see magnifies what does not cancel in the ragged kernel"
     if problem.q.device.type != "cuda" and not interpreted():
         return f"the ragged kernel runs on a CUDA device, not on {problem.q.device.type}"
-    if _capturing(problem) and not ragged_marks.known(problem):
+    if _capturing(problem) and not ragged_marks.known(*_marked(problem)):
         return "the marks of its pattern are not on the device; run it once on a side stream before the capture"
     if _capturing(problem) and (_plain(problem) or (_padded(problem) and max(problem.scales) > 1)):
         p = problem
@@ -85,16 +82,14 @@ def _capturing(p: Problem) -> bool:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
-    seed = _seed(problem)
+    seed = seed_of(problem.q, problem.dropout_p)
     attend = _tokens if _plain(problem) else _windows if _padded(problem) else _points
     return attend(problem, seed), None
 
 
-def _seed(p: Problem) -> Tensor | None:
-    """Drawn on the device by torch's generator, so that a replayed CUDA graph drops other weights each time."""
-    if p.dropout_p == 0.0:
-        return None
-    return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=p.q.device)
+def _marked(p: Problem) -> tuple[TrainingSet, tuple[int, ...], int, int, torch.device]:
+    """What the marks of a pattern depend on."""
+    return p.primal.training_set, p.scales, p.q.shape[2], p.k.shape[2], p.q.device
 
 
 def _plain(p: Problem) -> bool:
@@ -125,7 +120,7 @@ def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
 
 
 def _tokens(p: Problem, seed: Tensor | None) -> Tensor:
-    return attend_tokens(p.q, p.k, p.v, _beta(p), p.scales, p.is_causal, p.dropout_p, seed, marks(p))
+    return attend_tokens(p.q, p.k, p.v, _beta(p), p.scales, p.is_causal, p.dropout_p, seed, marks(*_marked(p)))
 
 
 def _windows(p: Problem, seed: Tensor | None) -> Tensor:
@@ -140,7 +135,7 @@ def _windows(p: Problem, seed: Tensor | None) -> Tensor:
         shift = None if points.mean is None or beta is None else points.mean * beta[:, None]
     return attend_points(
         p.q, points.keys, points.values, points.layout, p.v.shape[-1], shift=shift, bias=points.bias,
-        dropout_p=p.dropout_p, seed=seed, marks=marks(p),
+        dropout_p=p.dropout_p, seed=seed, marks=marks(*_marked(p)),
     )[0]  # fmt: skip
 
 
@@ -186,7 +181,7 @@ def _points(p: Problem, seed: Tensor | None) -> Tensor:
         k_offset, v_offset = k_offset + k.flat.numel(), v_offset + v.flat.numel()
     return attend_points(
         q, _join(keys), _join(values), layout, p.v.shape[-1], bias=bias, own=(own_k, own_v, own_bias),
-        is_causal=p.is_causal, dropout_p=p.dropout_p, seed=seed, marks=marks(p),
+        is_causal=p.is_causal, dropout_p=p.dropout_p, seed=seed, marks=marks(*_marked(p)),
     )[0]  # fmt: skip
 
 

@@ -17,8 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..dual import RowConstantsCancel, form_of
+from ..kernels.cudnn import attention as cudnn
 from ..primal import Exponential, KernelSum, Moments, PointMap
-from .gpu import cudnn, parallel, recentred
+from . import mixed, recentred
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .pooling import visible as visible_of
 from .problem import Problem
@@ -47,8 +48,8 @@ def refusal(problem: Problem) -> str | None:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
-    if parallel.applies(problem):
-        return parallel.run(problem), None
+    if mixed.applies(problem):
+        return mixed.run(problem), None
     if recentred.applies(problem):
         return recentred.run(problem), None
     return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import batch_norm, dropout, gelu, layer_norm, pad
 
+from ..kernels import encoder as fused
+from ..kernels.buffers import side_by_side
 from ..ops import attention
-from ..ops.gpu.thirds import side_by_side
 from ..primal import AllKeys, InputMap, Moments, PointMap, Primal, Sparse, TokenMap
-from . import fused
 from .stacked import Stacked
 
 

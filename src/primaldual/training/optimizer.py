@@ -55,7 +55,7 @@ class Optimizer:
             alive: [rows].
             rough: a copy of the last columns in another dtype, to be kept up to date; may be empty.
         """
-        from .fused.update_kernel import update
+        from ..kernels.encoder.update_kernel import update
 
         rows, count = self.matrix.shape
         update[(-(-count // 1024), rows)](

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ..kernels.encoder import usable
 from ..models import SeriesConfig, SeriesTransformer, build
-from .fused import usable
 
 ALIGNED = 16
 

@@ -14,11 +14,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from primaldual.nn import launching as nn_launching
-from primaldual.nn import output as nn_output
+from primaldual.kernels import launching
+from primaldual.kernels.encoder import division
+from primaldual.kernels.projection import launching as nn_launching
+from primaldual.kernels.projection import output as nn_output
+from primaldual.kernels.ragged import launch as ragged_launch
 from primaldual.ops import linear, ragged
-from primaldual.ops.gpu import launching, ragged_launch
-from primaldual.training.fused import division
 
 from .machine import Program
 from .order import Trace

@@ -1,0 +1,148 @@
+"""The layers of an encoder with gradients: products by the library, what lies between them in few passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..derivatives import differentiated_once
+from .division import divided
+from .dropout import Dropout, drop_arguments
+from .norms import Norm, normalised, normalised_backward
+from .sums import fold, row_sum, weight_gradient
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x · weightᵀ + bias, of [members, rows, width]."""
+    return _Linear.apply(x, weight, bias)[0]
+
+
+def linear_beside(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """`linear`, and x again, for `add_norm` and nothing else: to the gradient from there dx is added in place."""
+    return _Linear.apply(x, weight, bias)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        ctx.set_materialize_grads(False)
+        if bias is None:
+            return torch.bmm(x, weight.mT), x.view_as(x)
+        y = x.new_empty(*x.shape[:2], weight.shape[1])
+        for i in range(len(x)):  # the library adds a bias on the way, but to one product, not to a batch of them
+            torch.addmm(bias[i], x[i], weight[i].T, out=y[i])
+        return y, x.view_as(x)
+
+    @staticmethod
+    @differentiated_once
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        x, weight = ctx.saved_tensors
+        dy, dx = gradients
+        if dy is None:
+            return dx, None, None
+        dy = dy.contiguous()
+        if ctx.needs_input_grad[0]:
+            dx = torch.bmm(dy, weight) if dx is None else dx.contiguous().baddbmm_(dy, weight)
+        return dx, weight_gradient(dy, x), row_sum(dy) if ctx.has_bias else None
+
+
+def add_norm(
+    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor, norm: Norm, drop: Dropout | None, training: bool
+) -> Tensor:
+    """norm(x + dropout(a · weightᵀ + bias)), of [members, rows, width]; gradients in training alone."""
+    return _AddNorm.apply(x, a, weight, bias, *norm, drop, training)
+
+
+class _AddNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor,
+        mean: Tensor | None, variance: Tensor | None, drop: Dropout | None, training: bool,
+    ) -> Tensor:  # fmt: skip
+        norm = Norm(norm_weight, norm_bias, mean, variance)
+        branch = torch.bmm(a, weight.mT)
+        y, r, moments = normalised(x, branch, bias, norm, drop, training)
+        ctx.save_for_backward(a, weight, r, moments, norm_weight)
+        ctx.about = (mean is not None, drop, bias.dtype)
+        if not training:
+            ctx.mark_non_differentiable(y)
+        return y
+
+    @staticmethod
+    @differentiated_once
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        a, weight, r, moments, norm_weight = ctx.saved_tensors
+        of_batch, drop, dtype = ctx.about
+        dr, da, dbias, *of_norm = normalised_backward(
+            gradients[0].contiguous(), r, moments, norm_weight, of_batch, drop
+        )
+        return (
+            dr, torch.bmm(da, weight), weight_gradient(da, a), dbias.to(dtype), *of_norm, None, None, None, None
+        )  # fmt: skip
+
+
+def feed_forward(
+    x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, norm: Norm,
+    drops: tuple[Dropout | None, Dropout | None], training: bool,
+) -> Tensor:  # fmt: skip
+    """norm(x + dropout(dropout(gelu(x · weight1ᵀ + bias1)) · weight2ᵀ + bias2)); gradients in training alone."""
+    return _FeedForward.apply(x, weight1, bias1, weight2, bias2, *norm, *drops, training)
+
+
+class _FeedForward(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, norm_weight: Tensor,
+        norm_bias: Tensor, mean: Tensor | None, variance: Tensor | None, drop1: Dropout | None, drop2: Dropout | None,
+        training: bool,
+    ) -> Tensor:  # fmt: skip
+        from . import activation_kernels
+
+        h = torch.bmm(x, weight1.mT)
+        hidden = torch.empty_like(h)
+        how = divided(h, 8)
+        seed, numbers = drop_arguments(drop1, h)
+        activation_kernels.activate[how.grid](
+            h, bias1, seed, hidden, bias1.stride(0), how.rows, how.span, *numbers, **how.shape,
+            DROPOUT=drop1 is not None,
+        )  # fmt: skip
+        norm = Norm(norm_weight, norm_bias, mean, variance)
+        branch = torch.bmm(hidden, weight2.mT)
+        y, r, moments = normalised(x, branch, bias2, norm, drop2, training)
+        ctx.save_for_backward(x, weight1, bias1, weight2, h, hidden, r, moments, norm_weight)
+        ctx.about = (mean is not None, drop1, drop2)
+        if not training:
+            ctx.mark_non_differentiable(y)
+        return y
+
+    @staticmethod
+    @differentiated_once
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        from . import activation_kernels
+
+        x, weight1, bias1, weight2, h, hidden, r, moments, norm_weight = ctx.saved_tensors
+        of_batch, drop1, drop2 = ctx.about
+        dx, da, dbias2, *of_norm = normalised_backward(
+            gradients[0].contiguous(), r, moments, norm_weight, of_batch, drop2
+        )
+        if drop2 is None:
+            da = dx.clone()  # dx is added to below
+        dhidden = torch.bmm(da, weight2)
+        dh = torch.empty_like(h)
+        how = divided(h, 6)
+        sums = h.new_empty(how.members, how.runs, how.width, dtype=torch.float32)
+        seed, numbers = drop_arguments(drop1, h)
+        activation_kernels.activate_backward[how.grid](
+            dhidden, h, bias1, seed, dh, sums, bias1.stride(0), how.rows, how.span, *numbers, **how.shape,
+            DROPOUT=drop1 is not None,
+        )  # fmt: skip
+        dweight2, dweight1 = weight_gradient(da, hidden), weight_gradient(dh, x)
+        return (
+            dx.baddbmm_(dh, weight1), dweight1, fold(sums, bias1.dtype), dweight2, dbias2.to(bias1.dtype),
+            *of_norm, None, None, None, None, None,
+        )  # fmt: skip

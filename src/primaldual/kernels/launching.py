@@ -1,0 +1,152 @@
+"""Launching Triton kernels, past Triton's own look at every argument after the first time."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .native.notes import Launch, Ready, notes
+
+_TRITON = find_spec("triton") is not None  # looked up once, and where no compiler traces it
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What the kernels take."""
+
+
+def without_triton() -> str | None:
+    return None if _TRITON else "Triton is not installed"
+
+
+def interpreted() -> bool:
+    return _TRITON and _INTERPRETED
+
+
+def launches(x: Tensor) -> bool:
+    """Whether the kernels take this tensor."""
+    return x.dtype in DTYPES and without_triton() is None and (x.is_cuda or interpreted())
+
+
+def captured(x: Tensor) -> bool:
+    """Whether a CUDA graph is captured, or a compiler traces: what the host does here, it does once.
+
+    So does any stream but the default one, which no graph can capture: torch's recipe warms up on a side stream what it
+    captures next, and both must choose alike.
+    """
+    return x.is_cuda and (
+        torch.compiler.is_compiling()
+        or torch._C._cuda_getCurrentRawStream(x.get_device()) != 0  # current_stream makes objects
+    )
+
+
+def seed_of(x: Tensor, dropout_p: float) -> Tensor | None:
+    """Drawn on the device by torch's generator, so that a replayed CUDA graph drops other weights each time."""
+    if not dropout_p:
+        return None
+    return torch.randint(-(2**31), 2**31 - 1, (1,), dtype=torch.int32, device=x.device)
+
+
+def traced() -> bool:
+    """Whether something looks at the operators: a compiler, a dispatch mode such as a FLOP counter, a transform.
+
+    Otherwise the operator's dispatch is left out, which costs more than a launch.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+_ready: dict[tuple[object, ...], Ready] = {}
+
+
+def launch(
+    key: tuple[object, ...],
+    tensors: tuple[Tensor | None, ...],
+    prepare: Callable[[], tuple[Any, tuple[int, int, int], tuple[object, ...], dict[str, int]]],
+    early: bool = True,
+) -> None:
+    """Launch a kernel on tensors; past Triton's own look at every argument when the same kind of call was seen before.
+
+    `key` tells apart whatever the kernel is specialised by, its name first; `prepare` gives the kernel, its grid, the
+    arguments after the tensors, and the compiler's options. A kernel that can start `early` has one argument more,
+    which says whether it does.
+    """
+    ready = _ready.get(key)
+    steps = notes()
+    if ready is not None and steps is None:
+        ready.run(*tensors, *ready.rest)
+        return
+    if ready is None:
+        kernel, grid, rest, options = prepare()
+        if early:
+            now = not interpreted() and starts_early(torch.cuda.current_device())
+            rest = (*rest, now)
+            options = options if interpreted() else options | {"launch_pdl": now}
+        if steps is None:
+            compiled = kernel[grid](*tensors, *rest, **options)
+        else:
+            compiled = kernel.warmup(*tensors, *rest, grid=grid, **options)
+        if compiled is None:  # the interpreter gives nothing back
+            return
+        ready = _ready[key] = Ready(compiled[grid], rest, compiled, grid)
+    if steps is not None:
+        steps.append(Launch(str(key[0]), tensors, ready))
+
+
+@functools.cache
+def starts_early(device: int) -> bool:
+    """Whether a launch may get ready while the one before it still runs: from Hopper on."""
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def options(warps: int, stages: int, registers: int = 0) -> dict[str, int]:
+    """For the compiler; 0 registers: as many as it likes."""
+    options = {"num_warps": warps, "num_stages": stages}
+    return options | {"maxnreg": registers} if registers else options
+
+
+def kind(*tensors: Tensor | None) -> tuple[object, ...]:
+    """What a kernel is specialised by in tensors that a caller gave."""
+    return tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() % 16 == 0) for x in tensors)
+
+
+def precision(q: Tensor) -> str:
+    """Of products in float32. torch's older setting, `allow_tf32`, cannot be read where this one was set."""
+    if q.dtype != torch.float32 or q.device.type != "cuda":
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+
+def three(x: Tensor) -> tuple[int, ...]:
+    """The strides of batch, head and row."""
+    return x.stride()[:3]
+
+
+def eights(*tensors: Tensor) -> bool:
+    """Whether all strides are multiples of 8, so that 16 bytes can be read at a time, and not all are of 16."""
+    strides = [stride for x in tensors for stride in three(x)]
+    return all(stride % 8 == 0 for stride in strides) and any(stride % 16 for stride in strides)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """The tensor itself where its last dimension is contiguous, as the kernels need it."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def power_of_2(n: int) -> int:
+    """The least that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def block_of(dim: int) -> int:
+    """The elements of a row as kernels take them: a power of two, and enough for a product."""
+    return max(16, power_of_2(dim))

@@ -1,0 +1,1 @@
+"""Linear attention that reads every tensor once."""

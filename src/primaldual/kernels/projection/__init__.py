@@ -1,0 +1,1 @@
+"""The projections of a layer: queries, keys and values come out re-centred and pooled."""

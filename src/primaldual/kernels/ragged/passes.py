@@ -1,0 +1,186 @@
+"""Passes over memory around the attention of heads: means over windows, sums over rows, and putting in place."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import launching
+from ..launching import block_of, in_rows, kind, options, power_of_2, three
+from . import work as ragged_work
+
+BLOCKS, _SPAN = 16, 128
+"""The most blocks of rows that `sum_rows` adds up, and the rows that a block has at least."""
+
+ROOM = 2 * 132
+"""Programs of a pass beside which others have room: two a multiprocessor."""
+
+_TILE = 64 * 128
+"""Numbers that such a program of `pool` reads at a time, at most: larger ones leave no room."""
+
+
+class Shift(NamedTuple):
+    """What is taken off all rows of a head alike: factor · β · the sum over the blocks of `sums`."""
+
+    sums: Tensor  # [B, H, blocks, D], float32 and contiguous
+    factor: float = 1.0
+    beta: Tensor | None = None  # [H], float32; None for 1
+    table: Tensor | None = None  # of heads with windows: a row has its share in the mean over the windows' means
+
+    @staticmethod
+    def parts(shift: Shift | None) -> tuple[Tensor | None, float, Tensor | None, Tensor | None, int]:
+        """Sums, factor, β as kernels read it, table, and the number of blocks; of no shift none, and 1."""
+        if shift is None:
+            return None, 0.0, None, None, 1
+        beta = None if shift.beta is None else shift.beta.contiguous()
+        return shift.sums, shift.factor, beta, shift.table, shift.sums.shape[2]
+
+    @staticmethod
+    def of(shift: Tensor | None) -> Shift | None:
+        """One that is known, [B, H, D]."""
+        return None if shift is None else Shift(shift.contiguous().unsqueeze(2))
+
+
+@functools.lru_cache(maxsize=256)
+def _pool_blocks(layout: tuple[int, ...], size: int) -> int:
+    """The most blocks of so many tokens, or windows that are longer, that a head has."""
+    return max(-(-points // max(1, size // window)) for points, window in zip(layout[1::9], layout[2::9], strict=True))
+
+
+def pool(
+    k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool, before: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted.
+
+    The `before` first heads of the layout have no place there.
+    """
+    B, H, S, D = k.shape
+    DV = v.shape[-1]
+    rows = B * sum(layout[1 + 9 * before :: 9])
+    keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
+    short = k.element_size() == 2
+    size = 64 if short else 16  # float32 has no fast products
+    blocks, long = _pool_blocks(layout[9 * before :], size), max(layout[2::9]) > size
+    sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
+
+    def prepare() -> Any:
+        work = ragged_work.work(layout, B, S, max(D, DV), k.dtype, False, k.device)
+        numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, long, want_mean
+        heads, programs, how = H - before, blocks if short else -(-blocks // 4), options(4, 1)
+        if short and size * (block_of(D) + block_of(DV)) <= _TILE:
+            programs, how = max(1, min(blocks, ROOM // (heads * B))), options(4, 3, 128)
+        return ragged_work.kernels().pool, (programs, heads, B), (work.table, *numbers, work.aligned), how
+
+    launching.launch(("pool", layout, want_mean, before, k.device, *kind(k, v)), (k, v, keys, values, sums), prepare)
+    if sums is None:
+        return keys, values, None
+    return keys, values, sums.sum(2) / _points_per_head(layout, k.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _points_per_head(layout: tuple[int, ...], device: torch.device) -> Tensor:
+    counts = dict(zip(layout[0::9], layout[1::9], strict=True))
+    return torch.tensor([float(counts[h]) for h in range(len(counts))], device=device)[:, None]
+
+
+def place(x: Tensor, to: Tensor, *, window: int = 1, shift: Shift | None = None) -> None:
+    """to[b, h, i] = x[b, h, ⌊i/window⌋] / window, less a shift, for [B, H, N, D]; it may be x itself."""
+    B, H, N, D = to.shape
+    x = in_rows(x)
+    sums, factor, beta, table, blocks = Shift.parts(shift)
+    launching.launch(
+        ("place", window, factor, _identity(table), to.device, *kind(x, sums, beta, to)),
+        (x, sums, beta, to),
+        lambda: (
+            ragged_work.kernels().place, (-(-N // 128), H, B),
+            (table, *three(x), *three(to), H, N, window, blocks, factor, D, block_of(D), 128, power_of_2(blocks)),
+            options(4, 1),
+        ),
+    )  # fmt: skip
+
+
+def place_three(
+    found: tuple[Tensor, Tensor, Tensor], to: tuple[Tensor, Tensor, Tensor], *, window: int, shift: Shift | None = None
+) -> None:  # fmt: skip
+    """`place` dq, and over windows dk, less a shift, and dv, in one launch."""
+    dq, dk, dv = found = in_rows(found[0]), in_rows(found[1]), in_rows(found[2])
+    B, H, N, D = to[1].shape
+    L, DV = dq.shape[2], dv.shape[3]
+    sums, factor, beta, _, blocks = Shift.parts(shift)
+    numbers = *three(dq), *three(dk), *three(dv), *three(to[0]), *three(to[1]), *three(to[2])
+    launching.launch(
+        ("place_three", window, factor, dq.device, *kind(*found, sums, beta, *to)),
+        (*found, sums, beta, *to),
+        lambda: (
+            ragged_work.kernels().place_three, (-(-L // 128) + 2 * -(-N // 128), H, B),
+            (*numbers, H, L, N, window, blocks, factor, D, DV, block_of(D), block_of(DV), 128, power_of_2(blocks)),
+            options(4, 1),
+        ),
+    )  # fmt: skip
+
+
+def blocks_of(rows: int) -> tuple[int, int]:
+    """Rows of a block that `sum_rows` adds up, and how many blocks there are."""
+    span = _SPAN * -(-rows // (_SPAN * BLOCKS))
+    return span, -(-rows // span)
+
+
+def sum_rows(x: Tensor, table: Tensor | None = None) -> Tensor:
+    """Σ x[b, h, i] over blocks of rows, [B, H, blocks, D], float32.
+
+    With the table of heads with windows each row is multiplied by its share in the mean over the windows' means.
+    """
+    B, H, N, D = x.shape
+    x = in_rows(x)
+    span, blocks = blocks_of(N)
+    sums = torch.empty(B, H, blocks, D, device=x.device, dtype=torch.float32)
+    launching.launch(
+        ("sum_rows", _identity(table), x.device, *kind(x)),
+        (x, sums),
+        lambda: (
+            ragged_work.kernels().sum_rows, (blocks, H, B),
+            (table, *three(x), H, N, span, D, block_of(D), min(128, 8192 // block_of(D))), options(4, 1),
+        ),
+    )  # fmt: skip
+    return sums
+
+
+def dot_sums(a: Tensor, b: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """factor · Σ over batches and d of (Σ_i a[b, h, i, d]) (Σ_j b[b, h, j, d]), [H], for sums of blocks in float32.
+
+    β's gradient, from sums over the gradients of queries and over keys.
+    """
+    B, H, _, D = a.shape
+    out = torch.empty(H, dtype=dtype, device=a.device)
+    blocks = min(16, power_of_2(max(a.shape[2], b.shape[2])))
+    batches = max(1, min(power_of_2(B), 8192 // (blocks * block_of(D))))
+    launching.launch(
+        ("dot_sums", factor, a.device, *kind(a, b, out)),
+        (a, b, out),
+        lambda: (
+            ragged_work.kernels().dot_sums, (H, 1, 1),
+            (*three(a), a.shape[2], *three(b), b.shape[2], B, factor, D, block_of(D), batches, blocks), options(4, 1),
+        ),
+    )  # fmt: skip
+    return out
+
+
+def _identity(table: Tensor | None) -> int:
+    """Tables are kept for good."""
+    return 0 if table is None else table.data_ptr()
+
+
+def unpool(dkeys: Tensor, dvalues: Tensor, dmean: Tensor, dk: Tensor, dv: Tensor, layout: tuple[int, ...]) -> None:
+    """Gradients of points, and of the mean of the keys, into those of the tokens."""
+    B, H, S, D = dk.shape
+    DV = dv.shape[-1]
+
+    def prepare() -> Any:
+        work = ragged_work.work(layout, B, S, max(D, DV), dk.dtype, False, dk.device)
+        numbers = *three(dk), *three(dv), H, S, D, DV, block_of(D), block_of(DV), 64, work.aligned
+        return ragged_work.kernels().unpool, (-(-S // 64), H, B), (work.table, *numbers), options(4, 1)
+
+    launching.launch(("unpool", layout, dk.device, *kind(dk, dv)), (dkeys, dvalues, dmean, dk, dv), prepare)

@@ -1,0 +1,180 @@
+"""How the work of the ragged kernels is divided: where points lie, tile shapes, and which piece comes first."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..launching import block_of
+
+MAX_HEAD_DIM = 128
+
+
+class Tiles(NamedTuple):
+    """Rows and columns of a block, warps and pipeline stages: forward; backward over keys and over queries.
+
+    Where `registers` is set the backward pass can go over whole heads in one sweep, with at most so many to a thread.
+    Where `adding` is set (rows, columns, warps, stages, registers) its blocks of keys can add their shares of dq.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+    key_rows: int
+    key_columns: int
+    query_rows: int
+    query_columns: int
+    back_warps: int
+    back_stages: int
+    registers: int = 0
+    adding: tuple[int, ...] = ()
+
+
+class Layout(NamedTuple):
+    """Where a head's points are: row, number and window of each, then offset and strides of its keys and values."""
+
+    head: int
+    points: int
+    window: int
+    k_offset: int
+    k_batch: int
+    k_row: int
+    v_offset: int
+    v_batch: int
+    v_row: int
+
+
+def tiles(head_dim: int, dtype: torch.dtype, queries: int) -> Tiles:
+    """Block shapes by head dimension, dtype and length; measured on an H200."""
+    wide = block_of(head_dim)
+    if dtype == torch.float32:
+        found = Tiles(64, 32, 4, 2, 32, 64, 64, 32, 4, 1) if wide <= 64 else Tiles(32, 32, 4, 1, 32, 32, 32, 32, 4, 1)
+    elif wide <= 16:
+        found = Tiles(64, 64, 4, 3, 32, 128, 128, 32, 4, 4, 168, (64, 128, 4, 3, 0))
+    elif wide <= 32:
+        found = Tiles(64, 64, 4, 3, 64, 128, 128, 32, 4, 3, 255)
+    elif wide <= 64:
+        found = Tiles(64, 64, 4, 3, 64 if queries <= 256 else 32, 64, 64, 64, 4, 3)
+    else:
+        found = Tiles(128, 64, 8, 2, 64, 64, 64, 64, 8, 1)
+    most = block_of(queries)
+    return found._replace(
+        rows=min(found.rows, most), key_rows=min(found.key_rows, most), query_rows=min(found.query_rows, most)
+    )
+
+
+class Back(NamedTuple):
+    """How a backward pass is worked through: tile shapes, the order of work on the device, and its kinds of work."""
+
+    tile: Tiles
+    tasks: Tensor
+    parts: int  # the sum of 2^kind
+
+
+class Work(NamedTuple):
+    """How one layout is worked through: tile shapes, and the table of heads and the order of work on the device."""
+
+    tile: Tiles
+    table: Tensor
+    forward: Tensor
+    back: Back
+    exact: Back  # the same where everything must be added in the same order every time
+    aligned: bool  # every offset and stride is a multiple of 8 elements: rows can be read 16 bytes at a time
+
+
+_FILL = 2 * 132
+"""Sweeps over the longest head that keep a GPU busy: two on every multiprocessor."""
+
+_SWEEP = (32, 3)
+"""Rows of a block and pipeline stages of a sweep."""
+
+worked: set[tuple[object, ...]] = set()
+"""What has its tables on the device."""
+
+
+@functools.cache
+def work(
+    layout: tuple[int, ...], batch: int, queries: int, widest: int, dtype: torch.dtype, causal: bool,
+    device: torch.device,
+) -> Work:  # fmt: skip
+    """Longest pieces first."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("attention of this shape must run once, on a side stream, before it is captured in a graph")
+    tile = tiles(widest, dtype, queries)
+    rows = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
+    blocks = -(-queries // tile.rows)
+    order = [(0, row, b, m) for row in range(len(rows)) for b in range(batch) for m in range(blocks)]
+
+    def put(data: Sequence[tuple[int, ...]], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(data, dtype=dtype).reshape(len(data), -1).to(device)
+
+    def back(adding: bool) -> Back:
+        tile_, tasks = _order(rows, batch, queries, tile, causal, adding)
+        return Back(tile_, put(tasks, torch.int32), sum({2 ** task[0] for task in tasks}))
+
+    best = back(dtype != torch.float32)
+    exact = back(False) if best.parts == 16 else best
+    worked.add((layout, batch, queries, widest, dtype, causal, device))
+    return Work(
+        tile,
+        put(rows, torch.int64),
+        put(order, torch.int32),
+        best,
+        exact,
+        all(number % 8 == 0 for i, number in enumerate(layout) if i % 9 >= 3),
+    )
+
+
+def _order(
+    rows: Sequence[Layout], batch: int, queries: int, tile: Tiles, causal: bool, adding: bool
+) -> tuple[Tiles, list[tuple[int, int, int, int]]]:
+    """Of a backward pass. A head whose points fit in one block gets its dq from there (kind 2).
+
+    Where some are longer one piece is a block of points that adds to dq (kind 4) if that may be added in any order,
+    `adding`, or a whole head (kind 3) if there are many.
+    """
+    points = [head.points for head in rows]
+    longer = not causal and min(points) > 0 and max(points) > tile.key_columns
+    adding = longer and adding and len(tile.adding) > 0
+    sweep = longer and not adding and tile.registers > 0 and batch * sum(points) >= _FILL * max(points)
+    if sweep:
+        tile = tile._replace(key_rows=min(_SWEEP[0], tile.key_rows), back_stages=_SWEEP[1])
+    elif adding:
+        most, columns, warps, stages, registers = tile.adding
+        tile = tile._replace(
+            key_rows=min(most, block_of(queries)), key_columns=columns, back_warps=warps, back_stages=stages,
+            registers=registers,
+        )  # fmt: skip
+    elif causal or max(points) > tile.key_columns:
+        tile = tile._replace(registers=0)
+    back_blocks = -(-queries // tile.query_rows)
+    back: list[tuple[int, tuple[int, int, int, int]]] = []
+    whole = [not causal and head.points <= tile.key_columns for head in rows]
+    for row, head in enumerate(rows):
+        kind, cost = (4, 5) if adding else (2, 5) if whole[row] else (0, 4)
+        for b in range(batch):
+            key_blocks = max(1, -(-head.points // tile.key_columns))
+            if sweep:
+                back.append((key_blocks, (3, row, b, 0)))
+                continue
+            back += [(cost * tile.key_columns * queries, (kind, row, b, n)) for n in range(key_blocks)]
+    for row, head in enumerate(rows):
+        if not (whole[row] or sweep or adding):
+            cost = 3 * tile.query_rows * head.points
+            back += [(cost, (1, row, b, m)) for b in range(batch) for m in range(back_blocks)]
+    back.sort(key=lambda item: -item[0])
+    return tile, [task for _, task in back]
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The Triton kernels; imported when first needed, since a CPU has no use for them."""
+    from . import kernels
+
+    return kernels
