@@ -594,7 +594,7 @@ def test_re_centred_layers_with_cudnns_attention(
 ) -> None:
     layer, x = draw_layer(name, length)
     _, other = layers(layer, x, False)
-    monkeypatch.setattr(compiled, "FLOPS", 0.0)
+    monkeypatch.setattr(layer_recentred, "FLOPS", 0.0)
     monkeypatch.setattr(cudnn_attention, "usable", lambda *_: True)
     cudnn.clear()
     _, mine = layers(layer, x, True)

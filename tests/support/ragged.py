@@ -158,7 +158,7 @@ def replayed(primal: Primal, heads: int, seed: int, is_causal: bool = False) -> 
         return weights * kept(seed, batch, heads_of[scale], heads, columns, p) / (1 - p)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged, "_seed", lambda p: torch.tensor([seed], dtype=torch.int32, device=p.q.device))
+        patch.setattr(ragged, "seed_of", lambda x, p: torch.tensor([seed], dtype=torch.int32, device=x.device))
         patch.setattr(reference, "dropout", dropout)
         patch.setattr(reference, "_attend", attend_at_scale)
         yield

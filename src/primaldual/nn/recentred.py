@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from ..kernels.launching import captured, launches, seed_of, traced
 from ..kernels.native import layers as compiled
-from ..kernels.native.library import library
+from ..kernels.native import library as native
 from ..kernels.projection.grouped import Groups
 from ..kernels.projection.recentred import Recentred, as_linear, wide
 from ..kernels.ragged.work import MAX_HEAD_DIM
@@ -80,7 +80,7 @@ def attend_at_once(layer: MultiheadAttention, x: Tensor, dropout_p: float) -> Te
     """Head outputs by the compiled part, where it is there; None where torch's attention is to be taken."""
     assert layer.in_proj_weight is not None
     (B, N, E), H, D = x.shape, layer.num_heads, layer.head_dim
-    if D % 8 or D > MAX_HEAD_DIM or captured(x) or library() is None:
+    if D % 8 or D > MAX_HEAD_DIM or captured(x) or native.library() is None:
         return None
     x, weight, bias = as_linear(x, layer.in_proj_weight, layer.in_proj_bias)
     if x.dtype.itemsize != 2 or not launches(x) or traced():
