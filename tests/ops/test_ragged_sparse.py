@@ -18,7 +18,6 @@ from primaldual.kernels.ragged import marks as ragged_marks
 from primaldual.kernels.ragged import points as ragged_points
 from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.ops import UnsupportedError, plan
-from primaldual.ops.problem import Problem
 from primaldual.primal import AllKeys, Fixed, Pattern, Pooled, Sparse, Strided, Window
 from primaldual.primal.patterns import Band, Block, Piece, Residues, Summary
 from support.battery import PRIMALS
@@ -98,8 +97,7 @@ def test_other_pooling(name: str) -> None:
 @on_cpu
 def test_a_query_that_sees_nothing_has_zeros_and_a_log_sum_exp_of_minus_infinity() -> None:
     q, k, v = tensors((9, 3, 8, 8), heads=2)
-    primal = mechanism("sparse", pattern=Window(1))
-    marks = ragged_marks.marks(problem(primal, q, k, v))
+    marks = ragged_marks.marks(Sparse(Window(1)), (1, 1), 9, 3, q.device)
     out, lse, *_ = ragged_tokens.tokens_op(q, k, v, None, [1, 1], False, 0.0, None, marks)
     assert (lse[:, :, 4:] == -torch.inf).all() and lse[:, :, :4].isfinite().all()
     assert not out[:, :, 4:].any() and out[:, :, :4].any()
@@ -146,8 +144,10 @@ def test_nothing_in_gives_nothing_or_zeros(shape: tuple[int, int, int, int]) -> 
     assert not any(g.any() for g in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
-def problem(primal: Primal, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Problem:
-    return Problem(primal, q, k, v, None, None, None, None, False, 0.0, {}, False)
+def of(primal: Primal, q: torch.Tensor) -> tuple:
+    """What the marks of heads depend on, with as many keys as queries."""
+    scales = primal.training_set.head_scales(q.shape[1])
+    return primal.training_set, scales, q.shape[2], q.shape[2], q.device
 
 
 @on_cpu
@@ -155,7 +155,7 @@ def problem(primal: Primal, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -
 @pytest.mark.parametrize("pattern", [Strided(2), Window(1)], ids=str)
 def test_opcheck(pattern: Pattern) -> None:
     q, k, v = tensors((5, 5, 8, 4), heads=1)
-    marks = ragged_marks.marks(problem(mechanism("sparse", pattern=pattern), q, k, v))
+    marks = ragged_marks.marks(*of(mechanism("sparse", pattern=pattern), q))
     beta, seed = torch.rand(1), torch.tensor([3], dtype=torch.int32)
     tail = ([1], False, 0.5, seed, marks)
     out, *rest, _, shifted = ragged_tokens.tokens_op(q, k, v, beta, *tail)
