@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from primaldual import MultiheadAttention, mechanism
 from primaldual.kernels.cudnn import beside as parallel
-from primaldual.nn import pooled
 from support.battery import relative_error
 
 pytestmark = [
@@ -63,20 +62,20 @@ def assert_within(found: dict, truth: dict, rough: dict) -> None:
         assert relative_error(found[what], value) < budget, what
 
 
-@pytest.mark.parametrize("way", ["auto", "parallel", "ragged", "tokens", "apart"])
+@pytest.mark.parametrize("way", ["auto", "grouped_mixed", "grouped", "unpooled", "pooled"])
 @pytest.mark.parametrize("length", [128, 1000, 2048])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_stays_within_twice_the_references_own_error(name, length, way, monkeypatch):
     if way != "auto":
         if not name.endswith(("sh", "pooled", "apart")):
             pytest.skip("one route")
-        if way == "parallel":
+        if way == "grouped_mixed":
             if name.endswith("apart"):
                 pytest.skip("cuDNN's kernels take groups that stand side by side")
             for setting in ("QUERIES", "POINTS"):
                 monkeypatch.setattr(parallel, setting, 100)
-        monkeypatch.setattr(pooled, "how", lambda *given: way)
     layer = make(name)
+    layer.impl = way
     x, up = inputs(2, length)
     assert_within(step(layer, x, up), *references(layer, x, up))
 
@@ -89,15 +88,14 @@ def test_padding_and_a_row_without_keys(name):
     assert_within(found, *references(layer, x, up, padding))
 
 
-@pytest.mark.parametrize("way", ["auto", "ragged"])
+@pytest.mark.parametrize("way", ["auto", "grouped"])
 @pytest.mark.parametrize("length", [128, 1000, 2048])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_captured_step_is_the_eager_one(name, length, way, monkeypatch):
-    if way != "auto":
-        if not name.endswith(("sh", "pooled", "apart")):
-            pytest.skip("one route")
-        monkeypatch.setattr(pooled, "how", lambda *given: way)
+def test_a_captured_step_is_the_eager_one(name, length, way):
+    if way != "auto" and not name.endswith(("sh", "pooled", "apart")):
+        pytest.skip("one route")
     layer, (x, up) = make(name), inputs(2, length)
+    layer.impl = way
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

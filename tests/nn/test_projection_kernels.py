@@ -14,7 +14,6 @@ from nn.layers import reference_of
 from primaldual import MultiheadAttention, mechanism
 from primaldual.kernels.cudnn import beside as parallel
 from primaldual.kernels.projection import grouped, recentred, unpooled
-from primaldual.nn import pooled
 from primaldual.primal import Pooled
 from support.cudnn import stand_in
 from support.interpreter import child_process, on_cpu
@@ -51,21 +50,19 @@ def gradients(layer: MultiheadAttention, x, padding) -> dict:
 
 
 @on_cpu
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
 @pytest.mark.parametrize(
     ("length", "bias"), [(1, True), (16, True), (21, True), (21, False)], ids=["N1", "N16", "N21", "N21, no bias"]
 )
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, way, monkeypatch):
-    if way != "tokens" and not isinstance(LAYERS[name].training_set, Pooled):
+    pooled = isinstance(LAYERS[name].training_set, Pooled)
+    if way != "unpooled" and not pooled:
         pytest.skip("one route")
-    ways = []
-    chosen = pooled.how
-    monkeypatch.setattr(pooled, "SHORT", 32 if way == "tokens" else 0)
-    monkeypatch.setattr(pooled, "how", lambda *given: ways.append(chosen(*given)) or ways[-1])
     for module in (recentred, grouped):
         monkeypatch.setattr(module, "BLOCK", 8)  # so that there are several
-    layer = MultiheadAttention(E, H, bias=bias, batch_first=True, mechanism=LAYERS[name])
+    route = way if pooled else "recentred_projection"
+    layer = MultiheadAttention(E, H, bias=bias, batch_first=True, mechanism=LAYERS[name], impl=route)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, mean=0.1, std=0.3)
     slow = reference_of(layer).double()
@@ -80,7 +77,6 @@ def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, way, monkey
         largest = max(float(value.detach().abs().max()) for value in expected.values())
         for what, value in expected.items():
             assert (found[what] - value).abs().max() < 1e-5 * largest, what
-    assert ways == ([way] if isinstance(LAYERS[name].training_set, Pooled) else [])
 
 
 @on_cpu
@@ -96,8 +92,7 @@ def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, way, monkey
 )
 def test_long_heads_go_back_beside_the_others(name, length, long, monkeypatch):
     seen = stand_in(monkeypatch, long)
-    monkeypatch.setattr(pooled, "LONG", (length, length))
-    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS[name])
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS[name], impl="grouped_mixed")
     for parameter in layer.parameters():
         nn.init.normal_(parameter, mean=0.1, std=0.3)
     slow = reference_of(layer).double()
@@ -111,9 +106,8 @@ def test_long_heads_go_back_beside_the_others(name, length, long, monkeypatch):
 
 @on_cpu
 @pytest.mark.parametrize("frozen", ["x", "in_proj_weight", "in_proj_bias", "learned.beta"])
-def test_what_is_frozen_changes_no_other_gradient(frozen, monkeypatch):
-    monkeypatch.setattr(pooled, "SHORT", 0)
-    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["learned beta, apart"])
+def test_what_is_frozen_changes_no_other_gradient(frozen):
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["learned beta, apart"], impl="grouped")
     tensors = {"x": torch.randn(3, 21, E, requires_grad=True)} | dict(layer.named_parameters())
     expected = gradients(layer, tensors["x"], None)
     tensors[frozen].requires_grad_(False)
@@ -124,18 +118,18 @@ def test_what_is_frozen_changes_no_other_gradient(frozen, monkeypatch):
 
 
 @on_cpu
-@pytest.mark.parametrize("way", ["tokens", "ragged", "parallel"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped", "grouped_mixed"])
 def test_the_way_back_can_be_taken_twice_and_inference_gives_the_same(way, monkeypatch):
     """Queries are re-centred where they lie, once: neither a second way back nor a second call finds them changed."""
     stand_in(monkeypatch, [21])
-    monkeypatch.setattr(pooled, "how", lambda *given: way)
-    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["bn+sh"])
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["bn+sh"], impl=way)
     x = torch.randn(3, 21, E, requires_grad=True)
     leaves = [x, *layer.parameters()]
     out = layer(x, x, x, need_weights=False)[0]
     first = torch.autograd.grad(out.square().sum(), leaves, retain_graph=True)
-    with torch.no_grad():
-        assert torch.equal(layer(x, x, x, need_weights=False)[0], out)
+    if way != "grouped_mixed":  # which has no form without a way back
+        with torch.no_grad():
+            assert torch.equal(layer(x, x, x, need_weights=False)[0], out)
     again = layer(x, x, x, need_weights=False)[0]
     assert torch.equal(again, out)
     for one in (out, again):
@@ -160,7 +154,7 @@ def test_gradients_of_tokens_are_handed_on_without_a_copy(monkeypatch):
     kept = []
     together = unpooled._together
     monkeypatch.setattr(unpooled, "_together", lambda given: kept.append((given[0], together(given))) or kept[-1][1])
-    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["bn+sh"])
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["bn+sh"], impl="unpooled")
     x = torch.randn(3, 21, E, requires_grad=True)
     layer(x, x, x, need_weights=False)[0].sum().backward()
     [(dq, packed)] = kept
@@ -170,31 +164,12 @@ def test_gradients_of_tokens_are_handed_on_without_a_copy(monkeypatch):
 
 
 @on_cpu
-def test_the_routes_drop_the_same_weights(monkeypatch):
+def test_the_routes_drop_the_same_weights():
     layer = MultiheadAttention(E, H, dropout=0.5, batch_first=True, mechanism=LAYERS["bn+sh"])
     x, found = torch.randn(3, 16, E, requires_grad=True), []
-    for way in ("tokens", "ragged"):
-        monkeypatch.setattr(pooled, "how", lambda *given, way=way: way)
+    for layer.impl in ("unpooled", "grouped"):
         torch.manual_seed(0)
         found.append(gradients(layer, x, None))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
     torch.manual_seed(1)
     assert (gradients(layer, x, None)["out"] - found[0]["out"]).abs().max() > 0.01
-
-
-@pytest.mark.parametrize(("tokens", "way"), [(1, "tokens"), (4, "tokens"), (5, "ragged")])
-@on_cpu
-def test_the_route_goes_by_length(tokens, way, monkeypatch):
-    monkeypatch.setattr(pooled, "SHORT", 4)
-    groups = grouped.Groups(((1, (0, 1)), (2, (2, 3))), 1, tokens, 4, 16)
-    q = torch.empty(1, 4, tokens, 16)
-    assert pooled.how("auto", q, groups) == way
-    assert pooled.how("ragged", q, groups) == way
-    assert pooled.how("sdpa", q, groups) == "apart"
-    assert pooled.how("auto", q.double(), groups) == "apart"
-    monkeypatch.setattr(pooled, "LONG", (5, 5))
-    stand_in(monkeypatch, [3])
-    assert pooled.how("auto", q, groups) == ("parallel" if tokens == 5 else way)
-    assert pooled.how("ragged", q, groups) == pooled.how("auto", q, groups, 0.1) == way
-    with torch.no_grad():
-        assert pooled.how("auto", q, groups) == way

@@ -8,7 +8,8 @@ from torch.autograd import gradcheck
 
 from nn.layers import E, H, N, make, reference_of
 from primaldual import attention, mechanism
-from primaldual.nn import ConvProjection, recentred
+from primaldual.nn import ConvProjection
+from primaldual.ops.layer import recentred_projection
 from primaldual.primal import AllKeys, Pooled, Primal, Recenter, RmsNorm
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -30,7 +31,7 @@ def test_the_recentred_projection_has_the_gradients_of_what_it_computes(primal, 
     def project(x, *parameters):
         for name, parameter in zip(names, parameters, strict=True):
             layer.get_submodule(name.rpartition(".")[0])._parameters[name.rpartition(".")[2]] = parameter
-        return recentred.project(layer, x, padding)
+        return recentred_projection.project(layer.state(x, x, x, padding))
 
     assert gradcheck(project, (x, *(p.detach().requires_grad_() for n, p in layer.named_parameters() if n in names)))
 
@@ -40,8 +41,8 @@ def test_the_recentred_projection_has_the_gradients_of_what_it_computes(primal, 
 def test_recentred_queries_are_those_of_attention(primal, padded):
     layer, x = make(primal), draw(N, 7, E)
     padding = torch.arange(7) >= torch.tensor([[7], [3]]) if padded else None
-    q, k, v = recentred.project(layer, x, padding)
-    plain = [layer.split(t) for t in layer._project(x, x, x, None, False)]
+    q, k, v = recentred_projection.project(layer.state(x, x, x, padding))
+    plain = [layer.split(t) for t in layer.project(x, x, x, None, False)]
     for found, expected in zip((k, v), plain[1:], strict=True):
         torch.testing.assert_close(found, expected, **CLOSE)
     seen = slice(None) if padding is None else slice(3)
@@ -75,17 +76,13 @@ def test_recentred_queries_are_those_of_attention(primal, padded):
         "reference", "causal", "weights", "mask",
     ],
 )  # fmt: skip
-def test_queries_are_recentred_in_the_projection_of_plain_self_attention(monkeypatch, primal, kind, call, used):
-    seen = []
-    project = recentred.project
-    monkeypatch.setattr(recentred, "project", lambda *given: seen.append(1) or project(*given))
+def test_queries_are_recentred_in_the_projection_of_plain_self_attention(primal, kind, call, used):
     layer, x = make(primal, **kind), draw(N, 7, E)
     call = {"need_weights": False} | call
     out = layer(x, x, x, **call)[0]
-    assert bool(seen) == used
+    assert layer.plan(x, **call).route == ("recentred_projection" if used else "separate")
     torch.testing.assert_close(out, reference_of(layer)(x, x, x, **call)[0], **CLOSE)
-    layer(x, x.clone(), x, **call)
-    assert len(seen) == used
+    assert layer.plan(x, x.clone(), x, **call).route == "separate"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch.autograd import gradgradcheck
 
 from nn.layers import E, N, make, reference_of
 from primaldual import MultiheadAttention, attention, mechanism
-from primaldual.nn import pooled
 from primaldual.ops import EXECUTORS, UnsupportedError
 from primaldual.primal import RandomFeatures
 from support.battery import HEADS
@@ -86,10 +85,10 @@ def test_those_of_a_kernel_are_refused(primal, masks):
 
 
 @on_cpu
-@pytest.mark.parametrize("pooled_after", [True, False], ids=["pooled after", "pooled before"])
-@pytest.mark.parametrize("name", ["bn", "sh", "bn+sh"])
-def test_those_of_a_layer_on_kernels_are_refused(name, pooled_after, monkeypatch):
-    monkeypatch.setattr(pooled, "SHORT", 8 if pooled_after else 0)
-    layer = MultiheadAttention(8, 4, batch_first=True, mechanism=name)
+@pytest.mark.parametrize(
+    ("name", "route"), [("bn", "recentred_projection"), *((n, r) for n in ("sh", "bn+sh") for r in ("unpooled", "grouped"))]
+)
+def test_those_of_a_layer_on_kernels_are_refused(name, route):
+    layer = MultiheadAttention(8, 4, batch_first=True, mechanism=name, impl=route)
     with pytest.raises(RuntimeError, match="differentiated only once"):
         second_derivatives(layer, torch.randn(1, 8, 8))

@@ -48,8 +48,13 @@ def inputs(length: int = L, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(B, length, E, dtype=dtype)
 
 
-def heads_of(layer: SolvedAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(layer.split(t) for t in layer._project(x, x, x, None, False))
+def projected(layer: SolvedAttention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(layer.split(t) for t in layer.project(x, x, x, None, None))
+
+
+def heads_of(layer: SolvedAttention, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    """What the heads give, before the output projection."""
+    return layer._attend(layer.state(x, x, x, padding, need_weights=False))[0]
 
 
 @each_loss
@@ -67,7 +72,7 @@ def test_gradients(loss, primal):
 
 def test_every_state_occurs_in_the_regressions_of_these_tests():
     layer, x = make("epsilon-insensitive"), inputs()
-    _, keys, targets = heads_of(layer, x)
+    _, keys, targets = projected(layer, x)
     beta = layer.solve(design(layer.primal, keys, targets, None, None, False, {})).abs()
     assert (beta == 0).any() and (beta == layer.C).any() and ((beta > 0) & (beta < layer.C)).any()
 
@@ -77,19 +82,19 @@ def test_epsilon_insensitive_output_is_the_prediction_of_a_fit(primal):
     layer, x = make("epsilon-insensitive", primal), inputs()
     parameters = dict(layer.learned.items())
     with torch.no_grad():
-        queries, keys, targets = heads_of(layer, x)
+        queries, keys, targets = projected(layer, x)
         scale = design(layer.primal, keys, targets, PADDING, None, False, parameters).log_scale
         given = {"C": layer.C * (-scale).exp(), "epsilon": layer.epsilon, "key_padding_mask": PADDING}
         solved = fit(layer.primal, keys, targets, **given, parameters=parameters, tol=1e-12)
         if layer.primal.token_maps:
             queries = queries.masked_fill(PADDING[:, None, :, None], 0.0)
-        heads, _ = layer._attend(x, x, x, PADDING, PADDING, False, None, False)
+        heads = heads_of(layer, x, PADDING)
         torch.testing.assert_close(heads, solved.predict(queries), rtol=1e-6, atol=1e-6)
 
 
 def test_squared_loss_is_kernel_ridge_regression_written_by_hand():
     layer, x = make("squared", C=5.0), inputs()
-    q, k, y = heads_of(layer, x)
+    q, k, y = projected(layer, x)
     kappa = (k @ k.transpose(-1, -2) / (E / H) ** 0.5).exp()
     h = kappa.sum(-1, keepdim=True)
     K = kappa / (h * h.transpose(-1, -2))
@@ -120,7 +125,7 @@ def test_padding_takes_no_part(loss, primal):
 def test_a_sequence_of_padding_alone_gives_zeros_and_no_nan(loss, primal):
     layer, x = make(loss, primal), inputs().requires_grad_()
     hidden = torch.tensor([[False], [True]]).expand(B, L)
-    heads, _ = layer._attend(x, x, x, hidden, hidden, False, None, False)
+    heads = heads_of(layer, x, hidden)
     assert not heads[1].any() and heads[0].all()
     for gradient in torch.autograd.grad(heads.square().sum(), (x, layer.in_proj_weight)):
         assert gradient.isfinite().all()
@@ -134,19 +139,19 @@ def test_a_large_price_interpolates_the_targets(loss):
     layer = make(loss, "qk-norm", projection="shared", C=1e7, epsilon=0.0)  # queries are keys
     nn.init.constant_(layer.learned["gain"], 2.0)  # keys of one length, far apart: a well-conditioned kernel
     x = inputs(4)
-    heads, _ = layer._attend(x, x, x, None, None, False, None, False)
-    torch.testing.assert_close(heads, heads_of(layer, x)[2], rtol=1e-4, atol=1e-4)
+    heads = heads_of(layer, x)
+    torch.testing.assert_close(heads, projected(layer, x)[2], rtol=1e-4, atol=1e-4)
 
 
 def test_a_wide_tube_gives_zeros():
     layer, x = make("epsilon-insensitive", epsilon=1e3), inputs()
-    assert not layer._attend(x, x, x, None, None, False, None, False)[0].any()
+    assert not heads_of(layer, x).any()
 
 
 @each_loss
 def test_a_small_price_shrinks_the_output(loss):
     x = inputs()
-    sizes = [make(loss, C=c)._attend(x, x, x, None, None, False, None, False)[0].abs().max() for c in (1e-6, 1.0)]
+    sizes = [heads_of(make(loss, C=c), x).abs().max() for c in (1e-6, 1.0)]
     assert sizes[0] < 1e-4 < sizes[1]
 
 
@@ -159,9 +164,9 @@ def test_weights_are_those_of_attention_and_give_the_output_with_the_solved_valu
     other, expected = learned(x, x, x, PADDING, average_attn_weights=False)
     torch.testing.assert_close(weights, expected)
     assert not torch.allclose(output, other)  # here values are a function of the whole sequence
-    _, keys, targets = heads_of(layer, x)
+    _, keys, targets = projected(layer, x)
     made = design(layer.primal, keys, targets, PADDING, None, False, {})
-    heads, _ = layer._attend(x, x, x, PADDING, PADDING, False, None, False)
+    heads = heads_of(layer, x, PADDING)
     values = values_of(made, layer.solve(made))
     scales = layer.primal.training_set.head_scales(H)
     for h, s in enumerate(scales):

@@ -52,7 +52,8 @@ def off(seconds: float, microseconds: float) -> float:
     ("impl", "scaled", "shape", "measured"),
     [("sdpa", False, *row) for row in SOFTMAX.items()]
     + [("ragged", True, *row) for row in RAGGED.items()]
-    + [("sdpa", True, shape, BESIDE.get(shape, measured)) for shape, measured in STREAMS.items()],
+    + [("sdpa", True, *row) for row in STREAMS.items()]
+    + [("mixed", True, *row) for row in BESIDE.items()],
 )
 def test_captured_steps_take_what_was_measured(impl: str, scaled: bool, shape: str, measured: float) -> None:
     assert off(estimate(impl, work(shape, scaled, captured=True)).seconds, measured) < CAPTURED
@@ -72,15 +73,18 @@ def test_eager_steps_take_what_was_measured(impl: str, scaled: bool, shape: str,
 
 @pytest.mark.parametrize("shape", RAGGED)
 def test_captured_scaled_heads_are_ranked_as_measured(shape: str) -> None:
-    ragged, sdpa = (estimate(impl, work(shape, True, captured=True)).seconds for impl in ("ragged", "sdpa"))
-    assert (ragged < sdpa) == (RAGGED[shape] < BESIDE.get(shape, STREAMS[shape]))
+    measured = {"ragged": RAGGED[shape], "sdpa": STREAMS[shape]}
+    measured |= {"mixed": BESIDE[shape]} if shape in BESIDE else {}
+    found = {impl: estimate(impl, work(shape, True, captured=True)).seconds for impl in measured}
+    assert min(found, key=found.__getitem__) == min(measured, key=measured.__getitem__)
 
 
 @pytest.mark.parametrize("shape", RAGGED)
 def test_captured_inference_of_scaled_heads_takes_our_kernel(shape: str) -> None:
     """At 4096 and 16384 328 and 2286 µs against 352 and 2491 of cuDNN's on streams."""
-    ragged, sdpa = (estimate(impl, work(shape, True, True, backward=False)).seconds for impl in ("ragged", "sdpa"))
-    assert ragged < sdpa
+    impls = ("ragged", "sdpa", "mixed") if shape in BESIDE else ("ragged", "sdpa")
+    ragged, *others = (estimate(impl, work(shape, True, True, backward=False)).seconds for impl in impls)
+    assert ragged < min(others)
 
 
 def test_cpp_leaves_the_host_less_to_do() -> None:

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from primaldual import MultiheadAttention, mechanism
 from primaldual.cli import app
-from primaldual.dual import GroupHeadsByScale
+from primaldual.dual import GroupHeadsByScale, beta_of
 from primaldual.kernels import launching
 from primaldual.kernels.cudnn import attention as cudnn_attention
 from primaldual.kernels.cudnn import beside as parallel
@@ -36,8 +36,6 @@ from primaldual.kernels.projection import grouped, recentred, unpooled
 from primaldual.kernels.projection import launching as nn_launching
 from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
-from primaldual.nn import pooled
-from primaldual.nn import recentred as layer_recentred
 from support.ragged import adding_up, sweeping
 
 if find_spec("triton") is None:
@@ -493,7 +491,7 @@ def layers(interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
             patch.setattr(compiled, "attend", attend)
             patch.setattr(native, "library", lambda: interpreter if it else None)
             if way:
-                patch.setattr(pooled, "how", lambda *_: way)
+                patch.setattr(layer, "impl", way)
             torch.manual_seed(1)
             out = layer(x, x, x, need_weights=False)[0]
             leaves = [leaf for leaf in (x, *layer.parameters()) if leaf.requires_grad]
@@ -512,7 +510,7 @@ def same_bits(layers: Any, layer: MultiheadAttention, x: torch.Tensor, way: str 
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
 @pytest.mark.parametrize("length", [5, 132])
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("bn,") and name != "bn"])
 def test_layers_with_scaled_heads_have_the_bits_of_the_python_path(
@@ -527,11 +525,11 @@ def test_layers_with_scaled_heads_have_the_bits_of_the_python_path(
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
 def test_the_way_back_can_be_taken_twice(way: str, interpreter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda: interpreter)
-    monkeypatch.setattr(pooled, "how", lambda *_: way)
     layer, x = draw_layer("bn+sh", 21)
+    layer.impl = way
     out = layer(x, x, x, need_weights=False)[0]
     first, second = (torch.autograd.grad(out.sum(), (x, *layer.parameters()), retain_graph=True) for _ in range(2))
     assert all(map(torch.equal, first, second))
@@ -549,10 +547,10 @@ def test_re_centred_layers_have_the_bits_of_the_python_path(
         return ragged_tokens.attend_tokens(*unpooled.project(*projection), None, (1, 1), False, dropout_p, seed)
 
     layer, x = draw_layer(name, 70)
-    used, mine = layers(layer, x, True)
+    used, mine = layers(layer, x, True, "unpooled")
     assert used
     monkeypatch.setattr(compiled, "attend", in_python)
-    _, other = layers(layer, x, True)
+    _, other = layers(layer, x, True, "unpooled")
     assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
 
 
@@ -594,7 +592,7 @@ def test_re_centred_layers_with_cudnns_attention(
 ) -> None:
     layer, x = draw_layer(name, length)
     _, other = layers(layer, x, False)
-    monkeypatch.setattr(layer_recentred, "FLOPS", 0.0)
+    layer.impl = "recentred_projection"
     monkeypatch.setattr(cudnn_attention, "usable", lambda *_: True)
     cudnn.clear()
     _, mine = layers(layer, x, True)
@@ -610,7 +608,7 @@ def test_re_centred_layers_with_cudnns_attention(
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
 def test_layers_without_bias_with_dropout_and_some_frozen_parameters(way: str, layers: Any) -> None:
     layer, x = draw_layer("bn+sh, learned, apart", 20, bias=False, dropout=0.3)
     same_bits(layers, layer, x, way)
@@ -622,7 +620,7 @@ def test_layers_without_bias_with_dropout_and_some_frozen_parameters(way: str, l
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
 def test_inputs_of_layers_that_lie_otherwise(way: str, layers: Any) -> None:
     layer, x = draw_layer("bn+sh", 20)
     for lies in (x[:, ::2], x.detach()[:1].expand(3, -1, -1), x.detach().mT.contiguous().mT.requires_grad_()):
@@ -635,7 +633,7 @@ def test_inputs_of_layers_that_lie_otherwise(way: str, layers: Any) -> None:
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
 def test_parameters_that_lie_otherwise(way: str, layers: Any) -> None:
     layer, x = draw_layer("bn+sh, learned, apart", 20)
     layer.learned["beta"].data.fill_(0.7)
@@ -648,7 +646,7 @@ def test_parameters_that_lie_otherwise(way: str, layers: Any) -> None:
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
 def test_a_layer_that_trains_on_equals_python(way: str, layers: Any) -> None:
     """Buffers are given back and taken again; parameters change in place."""
     ends = []
@@ -675,7 +673,7 @@ def test_what_is_neither_a_launch_nor_a_product_is_refused(layers: Any, monkeypa
     for length, forward in ((24, lambda x, *others: real(x + x, *others)), (25, doubled)):
         layer, x = draw_layer("sh", length)
         monkeypatch.setattr(unpooled, "forward", forward)
-        used, _ = layers(layer, x, True)
+        used, _ = layers(layer, x, True, "unpooled")
         assert not used
 
 
@@ -791,7 +789,7 @@ def test_what_triton_hands_the_driver_for_a_layer(
     layer, x = draw_layer(name, 136)
     scales = layer.primal.training_set.head_scales(2)
     groups = grouped.Groups(GroupHeadsByScale.groups(scales), 2, 136, 2, 16)
-    number, beta = layer_recentred.beta_of(layer) if layer.primal.inputs else (0.0, None)
+    number, beta = beta_of(layer.primal.inputs[0], dict(layer.learned)) if layer.primal.inputs else (0.0, None)
     projection = x, layer.in_proj_weight, layer.in_proj_bias, groups, len(layer.primal.inputs) > 0, number, beta
     up = torch.randn(2, 136, 2, 16).half().transpose(1, 2)
     leaves = [leaf for leaf in (x, layer.in_proj_weight, layer.in_proj_bias, beta) if leaf is not None]

@@ -16,8 +16,6 @@ from primaldual.kernels.native import layers as compiled
 from primaldual.kernels.native import library as native
 from primaldual.kernels.projection import unpooled
 from primaldual.kernels.ragged import tokens as ragged_tokens
-from primaldual.nn import pooled
-from primaldual.nn import recentred as layer_recentred
 from support.battery import relative_error
 from support.ragged import adding_up, sweeping
 
@@ -316,14 +314,14 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return used
 
 
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
 @pytest.mark.parametrize("length", [1, 17, 128, 1000, 2048])
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("bn,") and name != "bn"])
 def test_layers_with_scaled_heads_have_the_bits_of_the_python_path(
-    name: str, length: int, way: str, use: Use, nodes: list[bool], monkeypatch: pytest.MonkeyPatch
+    name: str, length: int, way: str, use: Use, nodes: list[bool]
 ) -> None:
-    monkeypatch.setattr(pooled, "how", lambda *_: way)
     layer = make_layer(name)
+    layer.impl = way
     x = torch.randn(2, length, 64 * HEADS, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     results = []
     for it in (True, False, True):
@@ -343,6 +341,7 @@ def test_re_centred_layers_have_the_bits_of_the_python_path(
         return ragged_tokens.attend_tokens(*unpooled.project(*projection), None, (1,) * HEADS, False, dropout_p, seed)
 
     layer = make_layer(name)
+    layer.impl = "unpooled"
     for length in (1, 17, 128, 1000, 2048):
         x = torch.randn(2, length, 64 * HEADS, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         mine = layer_step(layer, x)
@@ -356,8 +355,8 @@ def test_re_centred_layers_have_the_bits_of_the_python_path(
 @pytest.mark.parametrize("name", ["bn", "bn, learned"])
 def test_re_centred_layers_with_cudnns_attention(name: str, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other bits than the Python path's, which adds up in another order, and the same error against float64."""
-    monkeypatch.setattr(layer_recentred, "FLOPS", 0.0)
     layer = make_layer(name)
+    layer.impl = "recentred_projection"
     exact = copy.deepcopy(layer).double()
     exact.impl = "reference"
     for length in (17, 128, 1000, 1024, 2048):
@@ -377,14 +376,14 @@ def test_re_centred_layers_with_cudnns_attention(name: str, use: Use, monkeypatc
         assert relative_error(off, truth[0]) < 2 * errors[1][0] + 8 * torch.finfo(torch.bfloat16).eps
 
 
-@pytest.mark.parametrize("way", ["tokens", "ragged"])
-def test_layers_train_as_in_python(way: str, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["unpooled", "grouped"])
+def test_layers_train_as_in_python(way: str, use: Use) -> None:
     """With dropout; memory is given back and taken again, and parameters change in place."""
-    monkeypatch.setattr(pooled, "how", lambda *_: way)
     ends = []
     for it in (True, False):
         use(it)
         layer = make_layer("bn+sh, learned, apart", dropout=0.1)
+        layer.impl = way
         optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
         torch.manual_seed(2)
         x = torch.randn(4, 333, 64 * HEADS, device="cuda", dtype=torch.bfloat16)

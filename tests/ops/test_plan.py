@@ -149,6 +149,7 @@ def on_an_h200(captured: bool, impl: str) -> Plan:
     groups = ((1, 2, 1024), (2, 2, 512), (4, 2, 256), (8, 2, 128))
     work = Work(H200, torch.bfloat16, 8, 1024, 1024, 64, 64, groups, backward=True, captured=captured)
     refused = {"linear": "Exponential() is not finite", "block_sparse": "the training set is not Sparse"}
+    refused |= {"recentred": "no re-centring", "mixed": "no head is long enough"}
     return Plan(impl, False, tuple(Candidate(name, refused.get(name)) for name in EXECUTORS), work)
 
 
@@ -159,15 +160,15 @@ def test_an_explanation_names_the_winner_the_rival_and_the_reason() -> None:
         "  linear        cannot: Exponential() is not finite",
         "  block_sparse  cannot: the training set is not Sparse",
     ]
-    assert lines[3].split()[:3] == ["sdpa", "28", "GFLOP"] and "35 launches" in lines[3]
-    assert lines[4].split()[:3] == ["ragged", "28", "GFLOP"] and "4 launches" in lines[4]
+    assert lines[4].split()[:3] == ["sdpa", "28", "GFLOP"] and "35 launches" in lines[4]
+    assert lines[5].split()[:3] == ["ragged", "28", "GFLOP"] and "4 launches" in lines[5]
     assert lines[-1] == "  estimated for bfloat16, forward and backward, captured, on an H200"
 
 
 def test_where_the_host_decides_the_explanation_says_so() -> None:
     lines = on_an_h200(False, "ragged").explain().splitlines()
     assert lines[0].endswith(" ms (sdpa): less work for the host")
-    assert lines[3].endswith(" ms (host)") and lines[4].endswith(" µs (host)")
+    assert lines[4].endswith(" ms (host)") and lines[5].endswith(" µs (host)")
     assert lines[-1].endswith("eager, on an H200")
 
 
@@ -178,12 +179,12 @@ def test_long_heads_go_back_through_cudnn_s_kernels_captured() -> None:
     for backward, captured in ((True, True), (True, False), (False, True)):
         work = describe(problem, backward, captured)._replace(device=H200)
         assert work.long == 2
-        seconds = {impl: estimate(impl, work).seconds for impl in ("sdpa", "ragged")}
+        seconds = {impl: estimate(impl, work).seconds for impl in ("sdpa", "ragged", "mixed")}
         found[backward, captured] = min(seconds, key=seconds.__getitem__)
-    assert found == {(True, True): "sdpa", (True, False): "ragged", (False, True): "ragged"}
+    assert found == {(True, True): "mixed", (True, False): "ragged", (False, True): "ragged"}
     captured = describe(problem, True, True)._replace(device=H200)
     candidates = tuple(Candidate(name, None if name in seconds else "not here") for name in EXECUTORS)
-    chosen = Plan("sdpa", False, candidates, captured)
+    chosen = Plan("mixed", False, candidates, captured)
     assert "our kernel forward, and cuDNN's backward for long heads" in " ".join(chosen.explain().split())
 
 

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from ..kernels.projection.output import project as project_output
-from ..ops import EXECUTORS, CausalFormError, attention, masks
+from ..ops import EXECUTORS, CausalFormError, layer, masks
 from ..primal import Primal, as_primal
-from . import pooled, recentred
 from .projection import ConvProjection, DepthwiseConv
 
 
@@ -29,7 +27,8 @@ class MultiheadAttention(nn.Module):
             (`mechanism_bias`), its `residual` the query input to the output. What it learns is in `learned`.
         projection: "linear" as torch; "shared", one W^proj for queries and keys (Eqn. dual-model-res before it is
             relaxed; values have their own); or a `ConvProjection`.
-        impl: the executor, as in `primaldual.attention`.
+        impl: "auto"; an executor of the attention, as in `primaldual.attention`; or a route of the whole layer, as
+            `plan(x).explain()` lists them.
 
     >>> layer = MultiheadAttention(64, 8, batch_first=True, mechanism="bn+sh")
     >>> x = torch.randn(2, 100, 64)
@@ -79,8 +78,9 @@ class MultiheadAttention(nn.Module):
             )
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), got {dropout!r}")
-        if impl not in ("auto", *EXECUTORS):
-            raise ValueError(f"impl must be one of auto, {', '.join(EXECUTORS)}; got {impl!r}")
+        known = dict.fromkeys(("auto", *EXECUTORS, *layer.ROUTES))
+        if impl not in known:
+            raise ValueError(f"impl must be one of {', '.join(known)}; got {impl!r}")
         self.primal = as_primal(mechanism)
         self.primal.training_set.head_scales(num_heads)  # raises when scales and heads disagree
         is_softmax = self.primal == Primal(bias=self.primal.bias, residual=self.primal.residual)
@@ -90,6 +90,7 @@ class MultiheadAttention(nn.Module):
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.add_zero_attn, self.impl = dropout, batch_first, add_zero_attn, impl
         made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._routes: dict[object, str] = {}  # by the kind of call, what was planned before
         self._make_projections(projection, bias, made)
         for name in ("bias_k", "bias_v"):
             extra = nn.Parameter(torch.empty(1, 1, embed_dim, **made)) if add_bias_kv else None
@@ -166,6 +167,27 @@ class MultiheadAttention(nn.Module):
         """
         if query.is_nested:
             return self._nested(query, key, value, is_causal), None
+        problem = self.state(
+            query, key, value, key_padding_mask, need_weights, attn_mask, is_causal, query_padding_mask
+        )
+        heads, weights = self._attend(problem)
+        if self.mechanism_bias is not None:
+            heads = heads + self.mechanism_bias[:, None]
+        output = layer.project_output(self.out_proj, heads.transpose(1, 2).flatten(2))
+        if self.primal.residual:
+            output = output + problem.x
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if query.dim() == 2:
+            return output.squeeze(0), None if weights is None else weights.squeeze(0)
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def state(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None, is_causal: bool = False,
+        query_padding_mask: Tensor | None = None,
+    ) -> layer.LayerProblem:  # fmt: skip
+        """The arguments of `forward`, checked, as the problem that is planned and computed."""
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             raise ValueError(
                 "query, key and value must all be 3-D (batched) or all 2-D (unbatched), got "
@@ -173,57 +195,52 @@ class MultiheadAttention(nn.Module):
             )
         x = self._batch_first(query)  # what was one tensor stays one, which one product can project
         of_key = x if key is query else self._batch_first(key)
-        value = of_key if value is key else self._batch_first(value)
-        key = of_key
-        paddings = self._paddings(x, key, key_padding_mask, query_padding_mask, batched=query.dim() == 3)
-        self._check_inputs(x, key, value)
-        attn_mask = self._four_d(attn_mask, x, key)
-        self._check_mixing(attn_mask, is_causal)
-        heads, weights = self._attend(x, key, value, *paddings, need_weights, attn_mask, is_causal)
-        if self.mechanism_bias is not None:
-            heads = heads + self.mechanism_bias[:, None]
-        output = project_output(self.out_proj, heads.transpose(1, 2).flatten(2))
-        if self.primal.residual:
-            output = output + x
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(1)
-        if query.dim() == 2:
-            return output.squeeze(0), None if weights is None else weights.squeeze(0)
-        return output if self.batch_first else output.transpose(0, 1), weights
-
-    def _attend(
-        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, query_padding: Tensor | None,
-        need_weights: bool, mask: Tensor | None, is_causal: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Head outputs [N, heads, L, head_dim], and the weights where they are asked for."""
-        p = self.dropout if self.training else 0.0
-        parameters = dict(self.learned.items()) | {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
-        if pooled.applies(self, need_weights, mask, is_causal):
-            return pooled.attend(self, x, key, value, padding, p, parameters), None
-        if x is key and key is value and recentred.applies(self, x, mask, is_causal, need_weights):
-            if padding is None and (heads := recentred.attend_at_once(self, x, p)) is not None:
-                return heads, None
-            q, k, v = recentred.project(self, x, padding)
-            out = attention(q, k, v, Primal(), key_padding_mask=padding, dropout_p=p, impl=self.impl)
-            assert isinstance(out, Tensor)
-            return out, None
-        q, k, v = self._project(x, key, value, padding, query_padding)
-        k, v, padding, mask, is_causal = self._append(k, v, padding, mask, is_causal, x.shape[1])
-        result = attention(
-            self.split(q), self.split(k), self.split(v), self._without_residual,
-            key_padding_mask=padding, query_padding_mask=query_padding, attn_mask=mask,
-            is_causal=is_causal, dropout_p=p, parameters=parameters, impl=self.impl, need_weights=need_weights,
+        of_value = of_key if value is key else self._batch_first(value)
+        paddings = self._paddings(x, of_key, key_padding_mask, query_padding_mask, batched=query.dim() == 3)
+        self._check_inputs(x, of_key, of_value)
+        mask = self._four_d(attn_mask, x, of_key)
+        self._check_mixing(mask, is_causal)
+        fixed = {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
+        return layer.LayerProblem(
+            self, x, of_key, of_value, *paddings, mask, is_causal, self.dropout if self.training else 0.0,
+            dict(self.learned.items()) | fixed, need_weights, *self._extra(),
         )  # fmt: skip
-        return result if isinstance(result, tuple) else (result, None)
 
-    @property
-    def _without_residual(self) -> Primal:
-        p = self.primal
-        return Primal(p.features, p.normalizer, p.inputs, p.training_set) if p.residual else p
+    def plan(
+        self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **options: Any
+    ) -> layer.LayerPlan:
+        """What `forward` would do with the same arguments, and why, without doing it.
+
+        Keys and values are the queries unless given; weights are not asked for unless `need_weights=True` is.
+
+        >>> layer = MultiheadAttention(64, 8, batch_first=True, mechanism="sh")
+        >>> layer.plan(torch.randn(2, 100, 64)).route
+        'pooled'
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        return layer.choose(self.state(query, key, value, **({"need_weights": False} | options)))
+
+    def _attend(self, problem: layer.LayerProblem) -> tuple[Tensor, Tensor | None]:
+        """Head outputs [N, heads, L, head_dim], and the weights where they are asked for."""
+        return layer.attend(problem, self._routes)
+
+    def _extra(self) -> tuple[Tensor | None, Tensor | None]:
+        """Softmax attention's extra keys and values [1, n, E]: the learned ones, then zeros."""
+        if self.bias_k is None or self.bias_v is None:
+            zeros = self.out_proj.weight.new_zeros(1, 1, self.embed_dim) if self.add_zero_attn else None
+            return zeros, zeros
+        rows = int(self.add_zero_attn)
+        return pad(self.bias_k, (0, 0, 0, rows)), pad(self.bias_v, (0, 0, 0, rows))
 
     def split(self, x: Tensor) -> Tensor:
         """[N, L, heads·dim] to [N, heads, L, dim]."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    @property
+    def packed(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of queries, keys and values, where one product gives them all."""
+        return None if self.in_proj_weight is None or self.shared else (self.in_proj_weight, self.in_proj_bias)
 
     def weights_of(self, part: Literal["q", "k", "v"]) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of a projection."""
@@ -233,12 +250,13 @@ class MultiheadAttention(nn.Module):
             return self.in_proj_weight[row : row + self.embed_dim], bias
         return getattr(self, f"{part}_proj_weight"), bias
 
-    def _project(
+    def project(
         self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, query_padding: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [N, L, E] of inputs [N, L, E]."""
         if self.convolutions is None:
-            if x is key and key is value and self.in_proj_weight is not None and not self.shared:
-                q, k, v = linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            if x is key and key is value and self.packed is not None:
+                q, k, v = linear(x, *self.packed).chunk(3, dim=-1)
                 return q, k, v
         else:  # padded tokens are zero before a convolution
             x = masks.without_padding(x, query_padding)
@@ -249,26 +267,6 @@ class MultiheadAttention(nn.Module):
             linear(key, *self.weights_of("k")),
             linear(value, *self.weights_of("v")),
         )
-
-    def _append(
-        self, k: Tensor, v: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool, queries: int
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, bool]:
-        """Softmax attention's extra keys: the learned one and the zero one, which no mask hides."""
-        extra = (self.bias_k is not None) + self.add_zero_attn
-        if not extra:
-            return k, v, padding, mask, is_causal
-        if is_causal:
-            nothing = torch.zeros(queries, k.shape[1], dtype=torch.bool, device=k.device)
-            mask = masks.with_future(nothing if mask is None else mask)
-        if self.bias_k is not None and self.bias_v is not None:
-            k, v = (
-                torch.cat([t, b.to(t.dtype).expand(t.shape[0], 1, -1)], 1)
-                for t, b in ((k, self.bias_k), (v, self.bias_v))
-            )
-        if self.add_zero_attn:
-            k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
-        padding, mask = (None if m is None else pad(m, (0, extra)) for m in (padding, mask))
-        return k, v, padding, mask, False
 
     def _paddings(
         self, x: Tensor, key: Tensor, of_key: Tensor | None, of_query: Tensor | None, batched: bool

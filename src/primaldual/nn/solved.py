@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from ..ops import masks
+from ..ops.layer import LayerProblem
 from ..primal import AllKeys, Pooled, Primal, Sparse
 from ..svr.design import Design, PerQueryError, design
 from ..svr.fit import double
@@ -109,22 +110,19 @@ class SolvedAttention(MultiheadAttention):
         tube = f", epsilon={self.epsilon:g}" if self.loss == "epsilon-insensitive" else ""
         return f"{self.embed_dim}, {self.num_heads}, loss={self.loss!r}, C={self.C:g}{tube}"
 
-    def _attend(
-        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, query_padding: Tensor | None,
-        need_weights: bool, mask: Tensor | None, is_causal: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if is_causal or mask is not None:
+    def _attend(self, problem: LayerProblem) -> tuple[Tensor, Tensor | None]:
+        if problem.is_causal or problem.mask is not None:
             raise PerQueryError(
-                f"{'is_causal=True' if is_causal else 'attn_mask'} gives each query a training set of its own, so "
-                f"there is a regression per query and no values to solve for; key_padding_mask is taken"
+                f"{'is_causal=True' if problem.is_causal else 'attn_mask'} gives each query a training set of its own, "
+                f"so there is a regression per query and no values to solve for; key_padding_mask is taken"
             )
-        hidden = _hidden(padding)
-        queries, keys, targets = (self.split(t).double() for t in self._project(x, key, value, hidden, query_padding))
+        x, query_padding, hidden = problem.x, problem.query_padding, _hidden(problem.padding)
+        projected = self.project(x, problem.key, problem.value, hidden, query_padding)
+        queries, keys, targets = (self.split(t).double() for t in projected)
         if keys.shape[2] == 0:  # no keys at all: one that is hidden, so that every query sees none
             keys, targets = pad(keys, (0, 0, 0, 1)), pad(targets, (0, 0, 0, 1))
             hidden = torch.ones(keys.shape[0], 1, dtype=torch.bool, device=keys.device)
-        fixed = {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
-        parameters = double(dict(self.learned.items()) | fixed)
+        parameters = double(dict(problem.parameters))
         made = design(self.primal, keys, targets, hidden, None, False, parameters)
         values = values_of(made, self.solve(made))
         if self.primal.token_maps:
@@ -133,14 +131,14 @@ class SolvedAttention(MultiheadAttention):
             queries = map_.tokens(queries, parameters)
         # a query that sees no key gets zeros
         weights = made.weights(queries).where(made.visible.any(-1)[..., None, None], 0.0)
-        p = self.dropout if self.training else 0.0
+        p = problem.dropout_p
         finite = self.primal.features.finite  # as in `attention`: a finite Φ drops entries of the output
         weights = weights if finite else dropout(weights, p)
         heads = weights @ values
         heads = dropout(heads, p) if finite else heads
-        if need_weights:
-            weights = self._over_tokens(weights, keys, hidden, parameters)[..., : key.shape[1]]
-        return heads.to(x.dtype), weights.to(x.dtype) if need_weights else None
+        if problem.need_weights:
+            weights = self._over_tokens(weights, keys, hidden, parameters)[..., : problem.key.shape[1]]
+        return heads.to(x.dtype), weights.to(x.dtype) if problem.need_weights else None
 
     def solve(self, made: Design) -> Tensor:
         """β [batch, heads, points, D_v] of every head's regression, in scaled units."""

@@ -42,6 +42,7 @@ class Fit(NamedTuple):
     part: float = 0.0  # and for each group of heads or piece of a pattern, where there are several ways to go
     dropout: float = 1.0  # how much longer it takes where weights are dropped
     pattern: float = 1.0  # and where it computes every score to keep those of a pattern
+    forward: float = 0.0  # the share in inference, where that is another
 
 
 class Device(NamedTuple):
@@ -73,11 +74,14 @@ H200 = Device(
         "pieces": Fit(0.45, part=1.6e-3),  # in plain torch, with dropout: 93 steps, batch 320, captured
         # cuDNN; long scaled heads on streams beside ours; dropout: 1152, batch 80, and 1000, batch 320
         "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, dropout=1.43),
+        "mixed": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6),
         "masked": Fit(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),  # a pattern's mask at 4096, batch 4
         # a pattern: 896 × 16 and 1152 × 64, with dropout, 1.11 to 1.28
-        "ragged": Fit(0.95, row=200, narrowest=36, call=560e-6, dropout=1.18, pattern=1.25),
-        "compiled": Fit(0.95, row=200, narrowest=36, call=220e-6, dropout=1.18),  # 128 and 1024, eager
+        # inference: 4096 and 16384, scaled heads, 328 and 2286 µs
+        "ragged": Fit(0.95, row=200, narrowest=36, call=560e-6, dropout=1.18, pattern=1.25, forward=1.05),
+        "compiled": Fit(0.95, row=200, narrowest=36, call=220e-6, dropout=1.18, forward=1.05),  # 128 and 1024, eager
         "reference": Fit(0.30, call=150e-6),  # not measured
+        "product": Fit(1.6),  # a layer's projections at 4096, batch 8, 512 wide
     },
     processors=132,
 )
@@ -95,10 +99,12 @@ CPU = Device(
         "block_sparse": Fit(0.20),  # pieces pay when they hold at most one key in five
         "pieces": Fit(0.20),
         "sdpa": Fit(1.0),
+        "mixed": Fit(1e-6),  # not there
         "masked": Fit(1.0),
         "ragged": Fit(1e-6),  # Triton's interpreter, for tests
         "compiled": Fit(1e-6),
         "reference": Fit(0.5),
+        "product": Fit(1.0),
     },
 )
 """Two cores, results/cpu/attention.json. An operator's own overhead is part of the rates."""
@@ -128,7 +134,7 @@ class Work(NamedTuple):
     pieces: int = 0  # of the sparse patterns of all groups
     piece_flops: int = 0  # forward
     plain: bool = False  # pieces run in plain torch on a GPU, where every operation writes its scores
-    long: int = 0  # groups that go back through cuDNN's kernels beside ours, see `parallel`
+    long: int = 0  # groups that go back through cuDNN's kernels beside ours, in `mixed`
 
     @property
     def heads(self) -> int:
@@ -191,7 +197,7 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
         pieces=0 if kept is None else kept.pieces,
         piece_flops=0 if kept is None else kept.flops,
         plain=kept is not None and q.is_cuda and not block_sparse._flex_runs(problem),
-        long=0 if torch.compiler.is_compiling() else mixed.long_groups(problem),
+        long=mixed.long_groups(problem),
     )  # fmt: skip
 
 
@@ -227,19 +233,23 @@ class _Count(NamedTuple):
     back: int
     parts: int = 0  # whatever the host goes through one by one
     busy: float | None = None  # FLOPs that the time is spent on, where more than those needed
+    beside: float = 0.0  # bytes of passes that input maps make over queries and keys, before the attention and after it
 
 
 def _total(work: Work, count: _Count) -> Estimate:
     device, fit = work.device, work.device.fits[count.fit]
-    rate = fit.share * device.rates.get(work.dtype, device.rates[torch.float32])
+    share = fit.share if work.backward else fit.forward or fit.share
+    rate = share * device.rates.get(work.dtype, device.rates[torch.float32])
     more, more_bytes = (TRAINING, TRAINING_BYTES) if work.backward else (1.0, 1.0)
     launches = count.launches + (count.back if work.backward else 0)
     busy = (count.flops if count.busy is None else count.busy) * (fit.dropout if work.dropout else 1.0)
-    on_device = max(more * busy / rate, more_bytes * count.bytes / device.bandwidth) + launches * device.gap
+    beside = (2.0 if work.backward else 1.0) * count.beside
+    on_device = max(more * busy / rate, more_bytes * count.bytes / device.bandwidth)
+    on_device += beside / device.bandwidth + launches * device.gap
     host = 0.0
     if device.host and not work.captured:
         host = launches * device.host + (fit.call + fit.part * count.parts) * more / TRAINING
-    return Estimate(more * count.flops, more_bytes * count.bytes, launches, on_device, host)
+    return Estimate(more * count.flops, more_bytes * count.bytes + beside, launches, on_device, host)
 
 
 def _attention(work: Work, keys: float, row: int = 0, narrowest: int = 0) -> float:
@@ -255,25 +265,28 @@ def _rows(work: Work) -> float:
     return float(work.batch * rows * (work.head_dim + work.value_dim) * work.dtype.itemsize)
 
 
-def _beside(work: Work) -> _Count:
+def _pass(work: Work) -> float:
+    """Bytes of reading all queries, or writing them."""
+    return float(work.batch * work.heads * work.queries * work.head_dim * work.dtype.itemsize)
+
+
+def _mixed(work: Work) -> _Count:
     """Ours forward; backward three kernels of cuDNN's for a long group and one that puts in place, beside ours.
 
     Re-centring adds a sum over rows. Ours, and cuDNN's where it must, come after a copy of their log-sum-exps.
     """
-    ours, fit = _ragged(work), work.device.fits["sdpa"]
+    ours, fit = _ragged(work), work.device.fits["mixed"]
     if not work.backward:
         return ours._replace(launches=ours.launches + 1)  # the same, and of equals ours is to be taken
     busy = _attention(work, work.points, fit.row, fit.narrowest)
     groups = len(work.groups)
     each = 4 + work.maps + (not cudnn.STRIDED)
     back = each * work.long + (ours.back + 1 if work.long < groups else 0)
-    return ours._replace(fit="sdpa", back=back, parts=groups, busy=busy)
+    return ours._replace(fit="mixed", back=back, parts=groups, busy=busy)
 
 
 def _sdpa(work: Work) -> _Count:
     """A kernel per scale forward and three backward. Beside it pooling, and with several scales putting in place."""
-    if work.long and work.device.host:
-        return _beside(work)
     groups, keys = len(work.groups), float(work.points)
     masked = work.masked or (work.causal and work.pooled > 0)
     if work.causal:  # pooled: complete windows and running means, under a mask
@@ -287,7 +300,6 @@ def _sdpa(work: Work) -> _Count:
     if not work.inside:
         forward, back = forward + 3 * work.pooled, back + 3 * work.pooled
     forward, back = forward + 3 * groups * work.maps, back + 4 * groups * work.maps
-    moved = _rows(work) + work.maps * 2 * work.heads * work.queries * work.batch * work.head_dim * work.dtype.itemsize
     name = "masked" if masked else "sdpa"
     fit = work.device.fits[name]
     spent = keys
@@ -295,7 +307,14 @@ def _sdpa(work: Work) -> _Count:
         odd = sum(heads * points for _, heads, points in work.groups if cudnn.half_empty(points))
         spent += (WITHOUT_CUDNN - 1.0) * odd
     busy = _attention(work, spent, fit.row, fit.narrowest)
-    return _Count(name, _attention(work, keys), moved, forward, back, groups if groups > 1 else 0, busy)
+    parts, beside = groups if groups > 1 else 0, 3.0 * work.maps * _pass(work)
+    return _Count(name, _attention(work, keys), _rows(work), forward, back, parts, busy, beside)
+
+
+def _recentred(work: Work) -> _Count:
+    """As `sdpa`, but for the operators of the re-centring, which are three launches fewer on the way back."""
+    found = _sdpa(work)
+    return found._replace(back=found.back - 3)
 
 
 def _ragged(work: Work) -> _Count:
@@ -312,7 +331,8 @@ def _ragged(work: Work) -> _Count:
         groups = len(work.groups)
         forward, back = forward + groups * (6 + 3 * work.maps), back + groups * (6 + 4 * work.maps)
     busy = _attention(work, keys, fit.row, fit.narrowest) * (fit.pattern if work.pieces else 1.0)
-    return _Count(name, _attention(work, keys), _rows(work), forward, back, busy=busy)
+    beside = 2.5 * work.maps * _pass(work)
+    return _Count(name, _attention(work, keys), _rows(work), forward, back, busy=busy, beside=beside)
 
 
 def _block_sparse(work: Work) -> _Count:
@@ -358,7 +378,9 @@ def _reference(work: Work) -> _Count:
 _COUNTS: dict[str, Callable[[Work], _Count]] = {
     "linear": _linear,
     "block_sparse": _block_sparse,
+    "recentred": _recentred,
     "sdpa": _sdpa,
     "ragged": _ragged,
+    "mixed": _mixed,
     "reference": _reference,
 }

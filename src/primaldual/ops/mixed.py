@@ -10,33 +10,41 @@ from ..kernels.cudnn import beside
 from .problem import Problem
 
 
-def applies(p: Problem) -> bool:
-    """Whether some of the heads are long, and cuDNN takes them."""
-    return long_groups(p) > 0 and cudnn.usable(p.q, p.k, p.v)
+def refusal(problem: Problem) -> str | None:
+    """Why this executor cannot compute the problem; None when it can.
+
+    It takes whole windows of all tokens, at two or more scales, with at most a re-centring.
+    """
+    p, form = problem, form_of(problem.primal)
+    if not form.simple or form.points != "windows" or form.subset != "all":
+        return "these are not softmax heads over plain windows of all tokens, with at most a re-centring"
+    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None:
+        return "it has no form for masks"
+    if p.need_weights:
+        return "fused attention does not return weights"
+    if p.dropout_p:
+        return "what cuDNN drops is drawn inside it, where our forward pass cannot look"
+    groups, tokens = GroupHeadsByScale.groups(p.scales), p.k.shape[2]
+    if len(groups) < 2 or [h for _, heads in groups for h in heads] != list(range(p.q.shape[1])):
+        return "heads of one scale do not stand side by side, or there is one scale alone"
+    if any(tokens % scale for scale, _ in groups):
+        return f"the windows do not divide {tokens} tokens"
+    if not any(beside.long(p.q.shape[2], tokens // scale, p.q.shape[3]) for scale, _ in groups):
+        return "no head is long enough for cuDNN's kernels to be the faster ones"
+    return None if cudnn.usable(p.q, p.k, p.v) else "cuDNN's attention does not take these tensors"
 
 
 def long_groups(p: Problem) -> int:
-    """How many groups of heads go back through cuDNN's kernels, on a GPU.
-
-    None unless they are whole windows of all tokens, at two or more scales, with at most a re-centring. And none with
-    dropout: what cuDNN drops is drawn inside it, where our forward pass cannot look.
-    """
-    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None or p.dropout_p or p.q.dtype.itemsize != 2:
-        return 0
-    form = form_of(p.primal)
+    """How many groups of heads go back through cuDNN's kernels."""
     groups, tokens = GroupHeadsByScale.groups(p.scales), p.k.shape[2]
-    if len(groups) < 2 or not form.simple or form.points != "windows" or form.subset != "all":
-        return 0
-    in_line = [h for _, heads in groups for h in heads] == list(range(p.q.shape[1]))
-    if not in_line or any(tokens % scale for scale, _ in groups):
-        return 0
     return sum(beside.long(p.q.shape[2], tokens // scale, p.q.shape[3]) for scale, _ in groups)
 
 
-def run(p: Problem) -> Tensor:
-    """Outputs [B, H, L, Dv]."""
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, H, L, Dv]; no weights."""
+    p = problem
     beta, factor = None, 0.0
     if p.primal.point_maps:
         factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
         beta = None if per_head is None else per_head.float()
-    return beside.Tokens.apply(p.q, p.k, p.v, beta, factor, p.scales)
+    return beside.Tokens.apply(p.q, p.k, p.v, beta, factor, p.scales), None

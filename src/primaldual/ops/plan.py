@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import NamedTuple
 
@@ -10,15 +11,17 @@ import torch
 from torch import Tensor
 
 from ..kernels.launching import captured
-from . import block_sparse, linear, ragged, reference, sdpa
+from . import block_sparse, linear, mixed, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Work, describe, estimate
 from .problem import Problem, UnsupportedError
 
 EXECUTORS: dict[str, ModuleType] = {
     "linear": linear,
     "block_sparse": block_sparse,
+    "recentred": recentred,
     "sdpa": sdpa,
     "ragged": ragged,
+    "mixed": mixed,
     "reference": reference,
 }
 """The last one decides what is correct, and runs where no other can."""
@@ -27,7 +30,9 @@ _WHY = {
     "linear": "Φ is finite, so the sum re-associates: O(N) instead of O(N²)",
     "block_sparse": "every query sees a subset, and only those scores are computed",
     "sdpa": "torch's fused kernels, one call per distinct key length",
+    "recentred": "cuDNN's kernels, and two passes over memory each way for the re-centring",
     "ragged": "one launch for all scales",
+    "mixed": "our kernel forward, and cuDNN's backward for long heads",
     "reference": "the dense formula; nothing faster computes this",
 }
 
@@ -64,9 +69,7 @@ class Plan(NamedTuple):
         mine = found.pop(self.impl)
         found.pop("reference", None)
         why = _WHY[self.impl]
-        if self.impl == "sdpa" and self.work.backward and self.work.long and self.work.device.host:
-            why = "our kernel forward, and cuDNN's backward for long heads"
-        elif self.impl == "ragged" and self.work.pieces:
+        if self.impl == "ragged" and self.work.pieces:
             why = "one launch, which computes every score and keeps the pattern's"
         elif self.impl == "ragged" and len(self.work.groups) == 1:
             why = "one launch, and no padding of narrow heads"
@@ -79,16 +82,24 @@ class Plan(NamedTuple):
 
     def explain(self) -> str:
         """What was chosen and why; then for each candidate what it would take, or why it cannot."""
-        lines = [textwrap.fill(f"{self.impl}: {self.reason}", WIDTH, subsequent_indent="  ")]
-        found = self.estimates
-        for impl, refusal in self.candidates:
-            said = f"cannot: {refusal}" if refusal is not None else _line(found[impl])
-            lines.append(textwrap.fill(f"  {impl:12s}  {said}", WIDTH, subsequent_indent=" " * 16))
         work = self.work
         passes = "forward and backward" if work.backward else "forward"
         mode = "" if not work.device.host else ", captured" if work.captured else ", eager"
-        lines.append(f"  estimated for {str(work.dtype)[6:]}, {passes}{mode}, on {work.device.name}")
-        return "\n".join(lines)
+        circumstances = f"estimated for {str(work.dtype)[6:]}, {passes}{mode}, on {work.device.name}"
+        return explanation(self.impl, self.reason, self.candidates, self.estimates, circumstances)
+
+
+def explanation(
+    chosen: str, reason: str, candidates: Iterable[Candidate], estimates: Mapping[str, Estimate], circumstances: str
+) -> str:
+    """What was chosen and why; then for each candidate what it would take, or why it cannot."""
+    candidates = tuple(candidates)
+    column = max(len(candidate.impl) for candidate in candidates)
+    lines = [textwrap.fill(f"{chosen}: {reason}", WIDTH, subsequent_indent="  ")]
+    for name, refusal in candidates:
+        said = f"cannot: {refusal}" if refusal is not None else _line(estimates[name])
+        lines.append(textwrap.fill(f"  {name:{column}s}  {said}", WIDTH, subsequent_indent=" " * (column + 4)))
+    return "\n".join([*lines, f"  {circumstances}"])
 
 
 def _line(cost: Estimate) -> str:

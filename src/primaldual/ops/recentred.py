@@ -10,17 +10,25 @@ from ..kernels.cudnn.recentred import Recentred
 from .problem import Problem
 
 
-def applies(p: Problem) -> bool:
-    """A re-centring and nothing else, no masks, and shapes that cuDNN takes, and takes fast."""
-    form = form_of(p.primal)
+def refusal(problem: Problem) -> str | None:
+    """Why this executor cannot compute the problem; None when it can."""
+    p, form = problem, form_of(problem.primal)
     if not form.softmax or form.maps != "recentring" or form.points != "tokens" or form.subset != "all":
-        return False
-    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None or cudnn.half_empty(p.k.shape[2]):
-        return False
-    return not (p.dropout_p and p.q.shape[-1] <= 16) and cudnn.usable(p.q, p.k, p.v)
+        return "these are not softmax heads over all tokens with a re-centring and nothing else"
+    if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None:
+        return "it has no form for masks"
+    if p.need_weights:
+        return "fused attention does not return weights"
+    if p.dropout_p and p.q.shape[-1] <= 16:
+        return "cuDNN's random numbers cost more than the attention of heads as small as these"
+    if cudnn.half_empty(p.k.shape[2]):
+        return f"cuDNN's gradients are not to be trusted with {p.k.shape[2]} keys"
+    return None if cudnn.usable(p.q, p.k, p.v) else "cuDNN's attention does not take these tensors"
 
 
-def run(p: Problem) -> Tensor:
-    """Outputs [B, H, L, Dv]."""
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, H, L, Dv]; no weights."""
+    p = problem
     number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
-    return Recentred.apply(p.q, p.k, p.v, None if per_head is None else per_head.float(), number, p.dropout_p)
+    per_head = None if per_head is None else per_head.float()
+    return Recentred.apply(p.q, p.k, p.v, per_head, number, p.dropout_p), None

@@ -19,7 +19,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from ..dual import RowConstantsCancel, form_of
 from ..kernels.cudnn import attention as cudnn
 from ..primal import Exponential, KernelSum, Moments, PointMap
-from . import mixed, recentred
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .pooling import visible as visible_of
 from .problem import Problem
@@ -48,10 +47,6 @@ def refusal(problem: Problem) -> str | None:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
-    if mixed.applies(problem):
-        return mixed.run(problem), None
-    if recentred.applies(problem):
-        return recentred.run(problem), None
     return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..nn.multihead import MultiheadAttention
 from ..ops import masks
+from ..ops.layer import separate
 from ..primal import Primal
 
 
@@ -125,22 +126,15 @@ def _call(
     padding: Tensor | None, query_padding: Tensor | None, mask: Tensor | None, is_causal: bool,
 ) -> Call:  # fmt: skip
     """Inputs to heads by the layer's own steps; what was one tensor stays one, as the layer has it."""
-    x = layer._batch_first(query)
-    of_key = x if key is query else layer._batch_first(key)
-    of_value = of_key if value is key else layer._batch_first(value)
-    padding, query_padding = layer._paddings(x, of_key, padding, query_padding, batched=query.dim() == 3)
-    mask = layer._four_d(mask, x, of_key)
-    if is_causal and mask is not None:
-        if any(scale > 1 for scale in layer.primal.training_set.head_scales(layer.num_heads)):
-            mask = None  # the layer took it, so it says no more than is_causal
+    p = layer.state(query, key, value, padding, False, mask, is_causal, query_padding)
+    if is_causal and p.mask is not None:
+        if max(p.scales) > 1:
+            p = p._replace(mask=None)  # the layer took it, so it says no more than is_causal
         else:
-            mask = masks.beside_causal(mask)
-            is_causal = mask is None
-    q, k, v = layer._project(x, of_key, of_value, padding, query_padding)
-    tokens = k.shape[1]
-    k, v, padding, mask, is_causal = layer._append(k, v, padding, mask, is_causal, x.shape[1])
-    fixed = {n: getattr(layer, f"feature_{n}") for n in layer.primal.features.fixed}
+            assert p.mask is not None
+            both = masks.beside_causal(p.mask)
+            p = p._replace(mask=both, is_causal=both is None)
+    queries, keys, values, padding, mask, is_causal = separate.heads(p)
     return Call(
-        name, number, layer.primal, layer.split(q), layer.split(k), layer.split(v), tokens, padding, mask, is_causal,
-        dict(layer.learned.items()) | fixed,
-    )  # fmt: skip
+        name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, p.parameters
+    )

@@ -1,0 +1,7 @@
+"""A whole attention layer as a problem: projections, pooling, statistics and attention, and the routes through them."""
+
+from ...kernels.projection.output import project as project_output
+from .plan import ROUTES, LayerPlan, attend, choose
+from .problem import LayerProblem
+
+__all__ = ["ROUTES", "LayerPlan", "LayerProblem", "attend", "choose", "project_output"]

@@ -1,0 +1,42 @@
+"""`grouped`, whose long heads go back through cuDNN's kernels, on streams beside ours."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...kernels.cudnn import attention as cudnn
+from ...kernels.cudnn import beside
+from ..estimates import Estimate
+from . import grouped, scaled
+from .costs import stand_in, together
+from .problem import LayerProblem
+
+
+def refusal(p: LayerProblem) -> str | None:
+    """Why this route cannot compute the problem; None where it can."""
+    if max(p.scales) == 1:
+        return "no head is pooled"
+    if reason := scaled.refusal(p, "mixed", "grouped_mixed"):
+        return reason
+    if not p.trains:
+        return "there is no way back"
+    if p.dropout_p:
+        return "what cuDNN drops is drawn inside it, where our forward pass cannot look"
+    sizes = scaled.groups_of(p)
+    if [h for _, heads in sizes.groups for h in heads] != list(range(sizes.heads)):
+        return "heads of one scale do not stand side by side"
+    if not any(beside.long(sizes.tokens, windows, sizes.head_dim) for windows in sizes.windows):
+        return "no head is long enough for cuDNN's kernels to be the faster ones"
+    q = stand_in(p, sizes.heads, sizes.tokens)
+    return None if cudnn.usable(q, q, q) else "cuDNN's attention does not take these heads"
+
+
+def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [N, heads, L, head_dim]; no weights."""
+    given, seed = scaled.projected(p)
+    return grouped.attend(p, given, seed, by_cudnn=True), None
+
+
+def estimate(p: LayerProblem) -> Estimate:
+    """The projections of `grouped`."""
+    return together(grouped.projections(p), scaled.attention(p, "mixed"))

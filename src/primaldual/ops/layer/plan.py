@@ -1,0 +1,95 @@
+"""Which route a layer takes, and why."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..estimates import Estimate, device_of
+from ..plan import Candidate, duration, explanation
+from ..problem import UnsupportedError
+from . import grouped, grouped_mixed, pooled, recentred_projection, separate, unpooled
+from .problem import LayerProblem
+
+ROUTES: dict[str, ModuleType] = {
+    "unpooled": unpooled,
+    "grouped": grouped,
+    "grouped_mixed": grouped_mixed,
+    "recentred_projection": recentred_projection,
+    "pooled": pooled,
+    "separate": separate,
+}
+"""The last one takes every layer."""
+
+_WHY = {
+    "unpooled": "one product for all tokens, pooled in the attention, and one launch for all heads",
+    "grouped": "inputs are pooled before they are projected, and one launch attends for all heads",
+    "grouped_mixed": "inputs are pooled before they are projected, and long heads go back through cuDNN's kernels",
+    "recentred_projection": "queries come out of the projection re-centred",
+    "pooled": "inputs are pooled before they are projected, head by head",
+    "separate": "every token is projected, and the attention has a plan of its own",
+}
+
+
+class LayerPlan(NamedTuple):
+    """The route that was chosen, why the others were not, and what each would take."""
+
+    route: str
+    asked: bool
+    candidates: tuple[Candidate, ...]
+    estimates: dict[str, Estimate]
+    circumstances: str
+
+    @property
+    def reason(self) -> str:
+        """Why this route."""
+        if self.asked:
+            return "asked for"
+        rivals = {name: found for name, found in self.estimates.items() if name != self.route}
+        if not rivals:
+            return _WHY[self.route]
+        rival = min(rivals, key=lambda name: rivals[name].seconds)
+        mine = duration(self.estimates[self.route].seconds)
+        return f"{mine} against {duration(rivals[rival].seconds)} ({rival}): {_WHY[self.route]}"
+
+    def explain(self) -> str:
+        """What was chosen and why; then for each route what it would take, or why it cannot."""
+        return explanation(self.route, self.reason, self.candidates, self.estimates, self.circumstances)
+
+
+def choose(p: LayerProblem) -> LayerPlan:
+    """The plan for a layer: of the routes that can run it, what is estimated to take the least time."""
+    candidates = tuple(Candidate(name, route.refusal(p)) for name, route in ROUTES.items())
+    able = [name for name, reason in candidates if reason is None]
+    found = {name: ROUTES[name].estimate(p) for name in able}
+    best, asked = min(able, key=lambda name: found[name].seconds), p.layer.impl in ROUTES
+    if asked:
+        best = p.layer.impl
+        if best not in able:
+            reason = dict(candidates)[best]
+            raise UnsupportedError(f"impl={best!r} cannot compute this layer: {reason}; impl='auto' can")
+    passes = "forward and backward" if p.trains else "forward"
+    device = device_of(p.x.device)
+    mode = "" if not device.host else ", captured" if p.captured else ", eager"
+    return LayerPlan(
+        best, asked, candidates, found, f"estimated for {str(p.dtype)[6:]}, {passes}{mode}, on {device.name}"
+    )
+
+
+def attend(p: LayerProblem, known: dict[object, str]) -> tuple[Tensor, Tensor | None]:
+    """Outputs [N, heads, L, head_dim], and weights where they are asked for, by the route of the layer's plan.
+
+    `known` remembers the routes of calls of the same kind: it belongs to the layer.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # nothing can be planned there
+        return (pooled if pooled.refusal(p) is None else separate).run(p)
+    kind = p.kind()
+    route = known.get(kind)
+    if route is None:
+        if len(known) >= 256:
+            known.clear()
+        route = known[kind] = choose(p).route
+    return ROUTES[route].run(p)

@@ -1,0 +1,72 @@
+"""What the routes of scaled heads share that take all heads in one launch: `unpooled`, `grouped`, `mixed`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...dual import GroupHeadsByScale, beta_of
+from ...kernels.launching import launches, seed_of
+from ...kernels.projection.grouped import Groups
+from ...kernels.ragged.work import MAX_HEAD_DIM
+from ...primal import Primal
+from ..estimates import Estimate, estimate
+from .costs import attention_plan, stand_in
+from .problem import LayerProblem, not_alike, not_plain
+from .recentred_projection import packed
+
+
+class Projected(NamedTuple):
+    """What the kernels of the projections are called with."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    groups: Groups
+    recentred: bool
+    beta: float
+    betas: Tensor | None  # [heads], what is learned, times the number before
+
+
+def refusal(p: LayerProblem, *executors: str) -> str | None:
+    """Why none of these routes can compute the problem, where these executors are asked for; None where one can."""
+    form = p.form
+    if not form.simple or form.token_maps:
+        return "the heads are not softmax heads, with at most a re-centring, over tokens or their windows"
+    if form.subset != "all":
+        return "every query has its own keys"
+    if p.layer.impl != "auto" and p.layer.impl not in executors:
+        return f"another is asked for: impl={p.layer.impl!r}"
+    if reason := not_alike(p) or not_plain(p):
+        return reason
+    if p.padding is not None:
+        return "the kernels of the projections take no padding"
+    dim = p.layer.head_dim
+    if not launches(stand_in(p, 1, 1)):
+        return f"our kernels do not run on {p.x.device.type} in {str(p.dtype)[6:]}"
+    if dim > MAX_HEAD_DIM or (p.x.is_cuda and dim % 8):
+        return f"our kernels take head dimensions that are multiples of 8, up to {MAX_HEAD_DIM}, not {dim}"
+    return None
+
+
+def groups_of(p: LayerProblem) -> Groups:
+    """The heads of each scale, and the sizes of the call."""
+    batch, tokens, _ = p.x.shape
+    scaled = GroupHeadsByScale.groups(p.scales)
+    return Groups(scaled, batch, tokens, p.layer.num_heads, p.layer.head_dim)
+
+
+def projected(p: LayerProblem) -> tuple[Projected, Tensor | None]:
+    """The arguments of the projection, and the seed of dropout."""
+    recentred = bool(p.primal.point_maps)
+    number, beta = beta_of(p.primal.point_maps[0], p.parameters) if recentred else (0.0, None)
+    x, weight, bias = packed(p)
+    beta = None if beta is None else beta.contiguous()
+    return Projected(x, weight, bias, groups_of(p), recentred, number, beta), seed_of(p.x, p.dropout_p)
+
+
+def attention(p: LayerProblem, impl: str) -> Estimate:
+    """What an executor takes for the attention of all heads."""
+    primal = Primal(training_set=p.primal.training_set)  # queries come out of the projection re-centred
+    return estimate(impl, attention_plan(p, primal, p.layer.num_heads, p.x.shape[1], "auto").work)

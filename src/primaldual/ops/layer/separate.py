@@ -1,0 +1,71 @@
+"""Project every token, then attend: what every layer can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .. import masks
+from .._attention import attention
+from ..estimates import Estimate
+from .costs import attention_plan, of, products, together
+from .problem import LayerProblem
+
+JOINED = 6.0
+"""Passes over the inputs in which the gradients of queries, keys and values become one tensor."""
+
+BIASES = 3.0
+"""And in which they are added up to those of the biases."""
+
+
+def refusal(p: LayerProblem) -> str | None:
+    """Why this route cannot compute the problem: nothing stops it."""
+    return None
+
+
+def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [N, heads, L, head_dim], and weights [N, heads, L, S] where they are asked for."""
+    q, k, v, padding, mask, is_causal = heads(p)
+    result = attention(
+        q, k, v, p.primal if not p.primal.residual else replace(p.primal, residual=False),
+        key_padding_mask=padding, query_padding_mask=p.query_padding, attn_mask=mask, is_causal=is_causal,
+        dropout_p=p.dropout_p, parameters=p.parameters, impl=p.executor, need_weights=p.need_weights,
+    )  # fmt: skip
+    return result if isinstance(result, tuple) else (result, None)
+
+
+def heads(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, bool]:
+    """Queries, keys and values [N, heads, L, head_dim] with the extra ones, the two masks, and whether it is causal."""
+    q, k, v = p.layer.project(p.x, p.key, p.value, p.padding, p.query_padding)
+    masked = p.padding, p.mask, p.is_causal
+    if p.extra_keys is not None and p.extra_values is not None:
+        k, v = (torch.cat([t, e.to(t.dtype).expand(t.shape[0], -1, -1)], 1)
+                for t, e in ((k, p.extra_keys), (v, p.extra_values)))  # fmt: skip
+        masked = _seen_by_all(p)
+    return p.split(q), p.split(k), p.split(v), *masked
+
+
+def estimate(p: LayerProblem) -> Estimate:
+    """Three products, one where they are packed, and the attention's own plan."""
+    (_, queries, columns), keys = p.x.shape, p.key.shape[1]
+    if p.one_input and p.layer.packed is not None:
+        projections = products(p, [(queries, 3 * columns)], 1, 4, JOINED + BIASES if p.trains else 0.0)
+    else:
+        parts = [(queries, columns), (keys, columns), (keys, columns)]
+        projections = products(p, parts, 3, 9, BIASES if p.trains else 0.0)
+    primal = replace(p.primal, residual=False, bias=False)
+    return together(projections, of(attention_plan(p, primal, p.layer.num_heads, keys, p.executor)))
+
+
+def _seen_by_all(p: LayerProblem) -> tuple[Tensor | None, Tensor | None, bool]:
+    """The masks where extra keys, which every query sees, stand after the tokens."""
+    assert p.extra_keys is not None
+    extra, mask = p.extra_keys.shape[1], p.mask
+    if p.is_causal:
+        nothing = torch.zeros(p.x.shape[1], p.key.shape[1], dtype=torch.bool, device=p.x.device)
+        mask = masks.with_future(nothing if mask is None else mask)
+    padding, mask = (None if m is None else pad(m, (0, extra)) for m in (p.padding, mask))
+    return padding, mask, False
