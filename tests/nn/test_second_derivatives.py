@@ -86,7 +86,8 @@ def test_those_of_a_kernel_are_refused(primal, masks):
 
 @on_cpu
 @pytest.mark.parametrize(
-    ("name", "route"), [("bn", "recentred_projection"), *((n, r) for n in ("sh", "bn+sh") for r in ("unpooled", "grouped"))]
+    ("name", "route"),
+    [("bn", "recentred_projection"), *((name, way) for name in ("sh", "bn+sh") for way in ("unpooled", "grouped"))],
 )
 def test_those_of_a_layer_on_kernels_are_refused(name, route):
     layer = MultiheadAttention(8, 4, batch_first=True, mechanism=name, impl=route)

@@ -629,7 +629,7 @@ def test_inputs_of_layers_that_lie_otherwise(way: str, layers: Any) -> None:
     same_bits(layers, layer, x, way)
     layer, x = draw_layer("bn", 20, bias=False)
     layer.batch_first = False
-    assert layers(layer, x, True)[0]
+    assert layers(layer, x, True, "unpooled")[0]
 
 
 @in_the_interpreter

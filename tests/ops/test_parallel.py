@@ -55,7 +55,7 @@ test_the_kernels_in_the_interpreter = child_process(__file__)
 @pytest.mark.parametrize("name", PRIMALS)
 def test_outputs_and_gradients_are_the_references(name: str, chosen: list, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = stand_in(monkeypatch, chosen)
-    check(PRIMALS[name], SHAPE, torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
+    check(PRIMALS[name], SHAPE, torch.float16, impl="mixed", heads=len(SCALES), batch=2)
     assert seen == chosen
 
 
@@ -98,10 +98,10 @@ def test_as_many_launches_as_the_plan_counts(
     leaves = [torch.randn(2, 6, 144, 64, dtype=torch.float16, requires_grad=True) for _ in range(3)]
     p = Problem(PRIMALS[name], *leaves, None, None, None, None, False, 0.0, {}, False)
     with adding_up() as names:
-        mixed.run(p).backward(leaves[0].detach())
+        mixed.run(p)[0].backward(leaves[0].detach())
     copies = (0 if strided else len(long)) + (len(long) < 4)  # of the log-sum-exps: for cuDNN, and for ours
     work = describe(p, backward=True, captured=True)._replace(device=H200)
-    assert len(names) + 3 * len(long) + copies == estimate("sdpa", work).launches
+    assert len(names) + 3 * len(long) + copies == estimate("mixed", work).launches
     assert names.count("place_three") == len(long)
     assert names.count("place") == (name == "bn+sh" and len(long) < 4)
 
@@ -110,7 +110,7 @@ def test_as_many_launches_as_the_plan_counts(
 def test_all_heads_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sh", "bn+sh"):
         seen = stand_in(monkeypatch, [24, 16])
-        check(mechanism(name, scales=(2, 3, 6)), (17, 48, 16, 16), torch.float16, impl="sdpa", heads=3, batch=2)
+        check(mechanism(name, scales=(2, 3, 6)), (17, 48, 16, 16), torch.float16, impl="mixed", heads=3, batch=2)
         assert seen == [24, 16]
 
 
@@ -123,7 +123,7 @@ def test_half_a_block_of_keys_stays_with_ours(monkeypatch: pytest.MonkeyPatch) -
         seen = stand_in(monkeypatch, [])
         monkeypatch.setattr(parallel, "long", rule)
         primal = mechanism("bn+sh", scales=(1, 2, 4))
-        check(primal, (20, tokens, 16, 16), torch.float16, impl="sdpa", heads=3)
+        check(primal, (20, tokens, 16, 16), torch.float16, impl="mixed", heads=3)
         assert seen == expected
 
 
@@ -141,7 +141,7 @@ def test_log_sum_exps_as_they_lie_and_copied(name: str, strided: bool, monkeypat
     """21 of 4 bytes each are not always at a multiple of 16 bytes."""
     seen = stand_in(monkeypatch, [48, 24, 12])
     monkeypatch.setattr(cudnn, "STRIDED", strided)
-    check(PRIMALS[name], (21, 48, 16, 24), torch.float16, impl="sdpa", heads=len(SCALES), batch=2)
+    check(PRIMALS[name], (21, 48, 16, 24), torch.float16, impl="mixed", heads=len(SCALES), batch=2)
     assert seen == [48, 24, 12]
 
 
@@ -164,7 +164,7 @@ def test_calls_that_differ_in_their_outputs_alone(name: str, first: bool, monkey
         primal = mechanism(name, scales=(1, 1, 2, 2) + (() if packed else (4,) * 8))
         assert qkv[0].stride() == (48 * 192, 16, 192, 1)
         with adding_up() as names:
-            out = attention(*qkv, primal, impl="sdpa")
+            out = attention(*qkv, primal, impl="mixed")
             up = torch.randn_like(out)
             found = out.detach(), *torch.autograd.grad(out, qkv, up)
         exact = [x.detach().double().requires_grad_() for x in qkv]
@@ -187,7 +187,7 @@ def test_queries_that_cannot_be_read_16_bytes_at_a_time(how: str, monkeypatch: p
         "one for all the batch": torch.randn(1, 4, 48, 16, dtype=torch.float16).expand(2, -1, -1, -1),
     }[how]
     found = []
-    for impl in ("sdpa", "reference"):
+    for impl in ("mixed", "reference"):
         leaves = [x.detach().requires_grad_() for x in qkv]
         out = attention(*leaves, mechanism("sh", scales=(1, 1, 2, 4)), impl=impl)
         found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves)])
@@ -270,24 +270,29 @@ def test_three_put_in_place_at_once_on_hopper(shifted: bool) -> None:
     assert [compiled.asm["ptx"].count(f"{way}.global.v4.b32") for way in ("ld", "st")] == [3 * each] * 2
 
 
-def long_groups(length: int, scales: tuple[int, ...] = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> int:
-    x = torch.empty(2, len(scales), length, dim, device="meta", dtype=others.pop("dtype", torch.bfloat16))
+def long_heads(length: int, scales: tuple = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> Problem:
+    x = torch.empty(2, len(scales), length, dim, device="meta", dtype=torch.bfloat16)
     primal = mechanism("bn+sh", scales=scales, **others)
-    return mixed.long_groups(Problem(primal, x, x, x, None, None, None, None, False, dropout_p, {}, False))
+    return Problem(primal, x, x, x, None, None, None, None, False, dropout_p, {}, False)
 
 
 def test_which_groups_are_long() -> None:
-    assert [long_groups(n) for n in (1024, 2048, 4096, 8192, 16384)] == [0, 0, 2, 3, 4]
-    assert long_groups(4096, scales=(2, 2, 4)) == 1
-    assert long_groups(4096 + 64) == 1  # half a block at scale 1, and not at 2
-    assert long_groups(4096 + 4) == 0  # windows of 8 are not whole
-    assert long_groups(4096, scales=(2, 1)) == 0  # groups of heads do not stand in line
-    assert long_groups(4096, scales=(1, 1)) == 0
-    assert long_groups(4096, dropout_p=0.1) == 0
-    assert long_groups(4096, dim=32) == 0
-    assert long_groups(4096, dtype=torch.float32) == 0
-    assert long_groups(4096, how="max") == 0
-    assert long_groups(4096, prefix=1) == 0
+    assert [mixed.long_groups(long_heads(n)) for n in (1024, 2048, 4096, 8192, 16384)] == [0, 0, 2, 3, 4]
+    assert mixed.long_groups(long_heads(4096, scales=(2, 2, 4))) == 1
+    assert mixed.long_groups(long_heads(4096 + 64)) == 1  # half a block at scale 1, and not at 2
+
+
+def test_what_does_not_go_back_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "cuDNN's attention does not take" in str(mixed.refusal(long_heads(4096)))  # a tensor without data
+    monkeypatch.setattr(cudnn, "usable", lambda q, k, v: True)
+    assert mixed.refusal(long_heads(4096)) is None
+    assert "do not divide 4100 tokens" in str(mixed.refusal(long_heads(4096 + 4)))
+    for scales in ((2, 1), (1, 1)):
+        assert "one scale" in str(mixed.refusal(long_heads(4096, scales)))
+    assert "drops" in str(mixed.refusal(long_heads(4096, dropout_p=0.1)))
+    assert "long enough" in str(mixed.refusal(long_heads(4096, dim=32)))
+    for other in ({"how": "max"}, {"prefix": 1}):
+        assert "plain windows" in str(mixed.refusal(long_heads(4096, **other)))
 
 
 def test_parts_cover_the_heads_once_and_ours_stay_together() -> None:

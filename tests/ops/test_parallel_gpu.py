@@ -40,7 +40,7 @@ def calls(monkeypatch) -> list:
 @pytest.mark.parametrize("name", PRIMALS)
 def test_equals_the_reference(name: str, dtype: torch.dtype, calls: list) -> None:
     for shape in ((512, 512, 16, 16), (100, 60, 64, 64), (1000, 1000, 16, 16), (200, 192, 64, 64)):
-        check(PRIMALS[name], shape, dtype, impl="sdpa", heads=len(SCALES), batch=2, device="cuda")
+        check(PRIMALS[name], shape, dtype, impl="mixed", heads=len(SCALES), batch=2, device="cuda")
     assert calls == [512, 256, 128, 60, 1000, 500, 250, 96]
 
 
@@ -57,7 +57,7 @@ def apart(leaves: list[torch.Tensor], primal: Primal) -> float:
     """How far outputs and gradients with cuDNN's backward pass are from those by our kernels alone, by norms."""
     learned = {n: x.cuda().requires_grad_() for n, x in primal.learned(leaves[0].shape[1], leaves[0].shape[-1]).items()}
     up, found = torch.randn_like(leaves[0]), []
-    for impl in ("sdpa", "ragged"):
+    for impl in ("mixed", "ragged"):
         out = attention(*leaves, primal, parameters=learned, impl=impl)
         found.append([out, *torch.autograd.grad(out, [*leaves, *learned.values()], up)])
     return max(float((x.float() - y.float()).norm() / y.float().norm()) for x, y in zip(*found, strict=True))
@@ -85,7 +85,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
     leaves += learned.values()
 
     def step() -> tuple[torch.Tensor, ...]:
-        out = attention(*leaves[:3], PRIMALS[name], parameters=learned, impl="sdpa")
+        out = attention(*leaves[:3], PRIMALS[name], parameters=learned, impl="mixed")
         return out, *torch.autograd.grad(out.float().square().sum(), leaves)
 
     graph, results = capture(step)
@@ -146,9 +146,11 @@ def test_views_of_one_projection_stay_finite_with_dropout(name: str, impl: str) 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.1])
 @pytest.mark.parametrize("length", [896, 1152], ids=lambda n: f"{n} and {n // 2} keys")
-@pytest.mark.parametrize("impl", ["sdpa", "ragged", "auto"])
+@pytest.mark.parametrize("impl", ["sdpa", "mixed", "ragged", "auto"])
 def test_scores_far_below_zero_have_finite_gradients(impl: str, length: int, dropout_p: float, calls: list) -> None:
     """Half of 896, or of 1152, is an odd multiple of 64: there cuDNN does not hide what is beyond the last key."""
+    if impl == "mixed" and dropout_p:
+        pytest.skip("refused: what cuDNN drops cannot be looked at")
     primal = mechanism("sh", scales=SCALES)
     far = torch.full((16,), 8.0, device="cuda")  # scores near -256
     inputs = [sign * far + 0.1 * torch.randn(2, len(SCALES), length, 16, device="cuda") for sign in (1, -1, 0)]
@@ -178,7 +180,7 @@ def test_calls_that_differ_in_the_strides_of_their_outputs_alone(first: int, cal
         (plain, [draw(6, length)[:, 4:], draw(2, length // 2), draw(2, length // 2)]),
     ]
     for primal, qkv in ways[first:] + ways[:first]:
-        out = attention(*qkv, primal, impl="sdpa")
+        out = attention(*qkv, primal, impl="sdpa" if primal is plain else "mixed")
         ups = [torch.randn_like(out)]
         if primal is not plain:  # torch itself runs gradients of other strides by the plan of the first
             ups += [

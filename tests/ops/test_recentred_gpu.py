@@ -5,7 +5,7 @@ import torch
 
 from primaldual import attention, mechanism
 from primaldual.bench.timing import capture
-from primaldual.ops import recentred
+from primaldual.ops import UnsupportedError, recentred
 from support.ragged import check
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -32,7 +32,7 @@ def test_equals_the_reference(name: str, dtype: torch.dtype, calls: list) -> Non
     shapes = [(length, length, 64, 64) for length in (17, 127, 129, 1000, 4097)]
     shapes += [(300, 60, 16, 16), (60, 1100, 128, 64)]
     for shape in shapes:
-        check(PRIMALS[name], shape, dtype, impl="sdpa", heads=HEADS, batch=2, device="cuda")
+        check(PRIMALS[name], shape, dtype, impl="recentred", heads=HEADS, batch=2, device="cuda")
     assert len(calls) == len(shapes)
 
 
@@ -49,7 +49,7 @@ def test_layouts_do_not_matter(side_by_side: bool, calls: list) -> None:
     up = torch.randn(2, 300, HEADS, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
     found = []
     for grad in (up, up.contiguous()):
-        out = attention(*leaves, PRIMALS["bn"], impl="sdpa")
+        out = attention(*leaves, PRIMALS["bn"], impl="recentred")
         found.append((out, *torch.autograd.grad(out, leaves, grad)))
     wide = [x.detach().double().requires_grad_() for x in leaves]
     out = attention(*wide, PRIMALS["bn"], impl="reference")
@@ -67,7 +67,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
     leaves += learned.values()
 
     def step() -> tuple[torch.Tensor, ...]:
-        out = attention(*leaves[:3], PRIMALS[name], parameters=learned, impl="sdpa")
+        out = attention(*leaves[:3], PRIMALS[name], parameters=learned, impl="recentred")
         return out, *torch.autograd.grad(out.float().square().sum(), leaves)
 
     graph, results = capture(step)
@@ -80,22 +80,24 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
     assert calls
 
 
-def test_what_is_left_to_others(calls: list) -> None:
-    q, k, v = tensors(192, False)  # half a block of keys: see `cudnn.half_empty`
-    attention(q, k, v, PRIMALS["bn"], impl="sdpa")
-    q, k, v = tensors(128, False)
+def test_what_is_left_to_others() -> None:
     hidden = torch.zeros(2, 128, dtype=torch.bool, device="cuda")
-    attention(q, k, v, PRIMALS["bn"], impl="sdpa", key_padding_mask=hidden)
-    attention(q, k, v, mechanism("bn", full=True), impl="sdpa")
-    attention(q.float(), k.float(), v.float(), PRIMALS["bn"], impl="sdpa")
-    assert not calls
+    plain, half_a_block = tensors(128, False), tensors(192, False)  # see `cudnn.half_empty`
+    for qkv, primal, masks, reason in (
+        (half_a_block, "bn", {}, "192 keys"),
+        (plain, "bn", {"key_padding_mask": hidden}, "masks"),
+        (plain, mechanism("bn", full=True), {}, "a re-centring and nothing else"),
+        ([x.float() for x in plain], "bn", {}, "does not take these tensors"),
+    ):
+        with pytest.raises(UnsupportedError, match=reason):
+            attention(*qkv, primal, impl="recentred", **masks)
 
 
 def test_dropout_is_that_of_softmax_on_average() -> None:
     torch.manual_seed(0)
     q, k, v = tensors(256, False)
     with torch.no_grad():
-        plain = attention(q, k, v, PRIMALS["bn"], impl="sdpa").float()
-        mean = sum(attention(q, k, v, PRIMALS["bn"], impl="sdpa", dropout_p=0.3).float() for _ in range(200)) / 200
+        plain = attention(q, k, v, PRIMALS["bn"], impl="recentred").float()
+        mean = sum(attention(q, k, v, PRIMALS["bn"], impl="recentred", dropout_p=0.3).float() for _ in range(200)) / 200
     spread = (0.3 / 0.7 / 200) ** 0.5  # of a weight's multiple: of the outputs' norm, too, as values are independent
     assert 0.5 * spread * plain.norm() <= (mean - plain).norm() <= 2 * spread * plain.norm()

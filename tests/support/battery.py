@@ -26,7 +26,7 @@ from primaldual.primal import (
 
 HEADS = 6
 SCALES = (1, 2, 1, 3, 2, 8)  # heads of one scale do not stand side by side
-ON_CUDA = ("ragged",)
+ON_CUDA = ("ragged", "recentred", "mixed")
 """Executors that a CPU does not have."""
 FAST = [name for name in EXECUTORS if name != "reference" and name not in ON_CUDA]
 
