@@ -13,6 +13,7 @@ from support.interpreter import ON_CPU
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "machine_code.py"
 pytestmark = [
+    pytest.mark.deep,
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
     pytest.mark.skipif(not SCRIPT.is_file(), reason="the benchmarks are not here"),
     pytest.mark.skipif(ON_CPU, reason="the interpreter compiles nothing"),
