@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from primaldual import Primal, attention, derive, mechanism
-from primaldual.dual import REWRITES, GroupHeadsByScale, PoolBeforeProjection, Reassociate, RowConstantsCancel
+from primaldual.dual import (
+    REWRITES,
+    GroupHeadsByScale,
+    KeepPattern,
+    PoolBeforeProjection,
+    Reassociate,
+    RowConstantsCancel,
+)
 from primaldual.primal import (
     BatchNorm,
     DepthwiseConv1d,
@@ -91,8 +98,8 @@ class _Squash(PointMap):
         (Primal(inputs=(DepthwiseConv1d(),), training_set=Pooled()), [GroupHeadsByScale]),
         (mechanism("linear-bn"), [Reassociate]),
         (mechanism("linear-sh"), [PoolBeforeProjection, Reassociate, GroupHeadsByScale]),
-        (mechanism("sparse-bn"), [RowConstantsCancel]),
-        (Primal(features=EluPlusOne(), training_set=Sparse()), []),
+        (mechanism("sparse-bn"), [RowConstantsCancel, KeepPattern]),
+        (Primal(features=EluPlusOne(), training_set=Sparse()), [KeepPattern]),
         (Primal(inputs=(Recenter(), RmsNorm())), []),
         (Primal(inputs=(RmsNorm(), Recenter())), [RowConstantsCancel]),
         (Primal(inputs=(_Squash(),)), []),

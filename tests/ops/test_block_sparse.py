@@ -8,6 +8,7 @@ from torch.nn.attention import flex_attention as torch_flex
 from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import Primal, attention, mechanism
+from primaldual.dual import Expansion
 from primaldual.ops import block_sparse, gathered
 from primaldual.ops.block_sparse import TILE, build_block_mask, tiles
 from primaldual.ops.gathered import FAR, Laid, Span
@@ -176,9 +177,7 @@ def test_flops_grow_as_what_is_kept(name: str, pattern: str | Window) -> None:
 @pytest.mark.usefixtures("fused")
 def test_the_estimate_counts_whole_tiles() -> None:
     q = torch.empty(4, 8, 4096, 64, device="meta")
-    problem = block_sparse.Problem(
-        Primal(training_set=Sparse(Strided(64))), q, q, q, None, None, None, None, False, 0.0, {}, False
-    )
+    problem = block_sparse.Problem(Expansion(Primal(training_set=Sparse(Strided(64)))), q, q, q)
     cost = block_sparse.estimate(problem)
     # 64 residues as half a tile of rows by one of columns, and a band of three tiles
     assert (cost.columns, cost.length, cost.pieces) == (2 * TILE + 3 * TILE, 4096, 2)

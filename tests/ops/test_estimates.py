@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from primaldual import mechanism
+from primaldual.dual import Expansion
 from primaldual.kernels.cudnn import beside as parallel
 from primaldual.ops import block_sparse
 from primaldual.ops.block_sparse import Problem
@@ -132,7 +133,7 @@ def test_a_captured_graph_has_no_host() -> None:
 def sparse(length: int, batch: int, primal: Primal, monkeypatch: pytest.MonkeyPatch) -> Work:
     monkeypatch.setattr(block_sparse, "_flex_runs", lambda p: True)
     x = torch.empty(batch, 8, length, 64, device="meta", dtype=torch.bfloat16)
-    problem = Problem(primal, x, x, x, None, None, None, None, False, 0.0, {}, False)
+    problem = Problem(Expansion(primal), x, x, x)
     return describe(problem, backward=True, captured=False)._replace(device=H200)
 
 
@@ -184,7 +185,7 @@ def test_linear_attention_moves_four_tensors() -> None:
 )  # fmt: skip
 def test_a_cpu_takes_what_was_measured(name: str, batch: int, length: int, causal: bool, measured: float) -> None:
     x = torch.empty(batch, 8, length, 64, device="meta")
-    problem = Problem(mechanism(name), x, x, x, None, None, None, None, causal, 0.0, {}, False)
+    problem = Problem(Expansion(mechanism(name)), x, x, x, is_causal=causal)
     described = describe(problem, backward=True, captured=False)
     impl = {"sparse": "block_sparse", "linear": "linear"}.get(name, "sdpa")
     found = estimate(impl, described)

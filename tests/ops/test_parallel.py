@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from primaldual import attention, mechanism
+from primaldual.dual import Expansion
 from primaldual.kernels.cudnn import attention as cudnn
 from primaldual.kernels.cudnn import beside as parallel
 from primaldual.kernels.cudnn.beside import divide
@@ -96,7 +97,7 @@ def test_as_many_launches_as_the_plan_counts(
     stand_in(monkeypatch, long)
     monkeypatch.setattr(cudnn, "STRIDED", strided)
     leaves = [torch.randn(2, 6, 144, 64, dtype=torch.float16, requires_grad=True) for _ in range(3)]
-    p = Problem(PRIMALS[name], *leaves, None, None, None, None, False, 0.0, {}, False)
+    p = Problem(Expansion(PRIMALS[name]), *leaves)
     with adding_up() as names:
         mixed.run(p)[0].backward(leaves[0].detach())
     copies = (0 if strided else len(long)) + (len(long) < 4)  # of the log-sum-exps: for cuDNN, and for ours
@@ -273,7 +274,7 @@ def test_three_put_in_place_at_once_on_hopper(shifted: bool) -> None:
 def long_heads(length: int, scales: tuple = SCALES, dropout_p: float = 0.0, dim: int = 64, **others) -> Problem:
     x = torch.empty(2, len(scales), length, dim, device="meta", dtype=torch.bfloat16)
     primal = mechanism("bn+sh", scales=scales, **others)
-    return Problem(primal, x, x, x, None, None, None, None, False, dropout_p, {}, False)
+    return Problem(Expansion(primal), x, x, x, dropout_p=dropout_p)
 
 
 def test_which_groups_are_long() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from primaldual import Primal, mechanism, mechanisms
+from primaldual.dual import Expansion, GroupHeadsByScale, derive
 from primaldual.ops import EXECUTORS, Plan, block_sparse, plan
 from primaldual.ops.estimates import H200, Work, describe, estimate
 from primaldual.ops.plan import WIDTH, Candidate, amount, circumstances, duration
@@ -77,7 +78,7 @@ def test_on_a_cpu_pieces_are_taken_where_they_score_a_fifth_of_the_keys(
 def test_on_a_gpu_pieces_in_plain_torch_pay_in_long_sequences_alone(length: int, batch: int, winner: str) -> None:
     """With dropout FlexAttention does not run: at 93 steps a layer took 1.7 ms in pieces."""
     x = torch.empty(batch, 8, length, 8, device="meta", dtype=torch.bfloat16)
-    pieces = describe(Problem(mechanism("sparse"), x, x, x, None, None, None, None, False, 0.1, {}, False), True, True)
+    pieces = describe(Problem(Expansion(mechanism("sparse")), x, x, x, dropout_p=0.1), True, True)
     work = pieces._replace(device=H200, plain=True)
     found = {impl: estimate(impl, work).seconds for impl in ("sdpa", "block_sparse")}
     assert min(found, key=found.__getitem__) == winner
@@ -90,7 +91,7 @@ def test_on_a_gpu_pieces_in_plain_torch_pay_in_long_sequences_alone(length: int,
 def test_on_a_gpu_patterns_with_dropout_are_kept_by_our_kernel(pattern: Pattern, length: int, batch: int) -> None:
     x = torch.empty(batch, 8, length, 16, device="meta", dtype=torch.bfloat16)
     primal = Primal(training_set=Sparse(pattern))
-    described = describe(Problem(primal, x, x, x, None, None, None, None, False, 0.1, {}, False), True, True)
+    described = describe(Problem(Expansion(primal), x, x, x, dropout_p=0.1), True, True)
     work = described._replace(device=H200, plain=True, compiled=True)
     found = {impl: estimate(impl, work).seconds for impl in ("sdpa", "block_sparse", "ragged")}
     assert min(found, key=found.__getitem__) == "ragged"
@@ -98,13 +99,15 @@ def test_on_a_gpu_patterns_with_dropout_are_kept_by_our_kernel(pattern: Pattern,
     assert estimate("ragged", work).flops == estimate("ragged", softmax).flops
     assert estimate("ragged", work).device > estimate("ragged", softmax).device
     candidates = tuple(Candidate(name, None if name in found else "not here") for name in EXECUTORS)
-    assert "every score and keeps the pattern's" in " ".join(Plan("ragged", False, candidates, work).explain().split())
+    assert "every score and keeps the pattern's" in " ".join(
+        Plan("ragged", False, candidates, work, Expansion(primal)).explain().split()
+    )
 
 
 def test_on_a_gpu_long_patterns_without_dropout_stay_with_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_sparse, "_flex_runs", lambda p: True)
     x = torch.empty(2, 8, 16384, 64, device="meta", dtype=torch.bfloat16)
-    problem = Problem(mechanism("sparse"), x, x, x, None, None, None, None, False, 0.0, {}, False)
+    problem = Problem(Expansion(mechanism("sparse")), x, x, x)
     for captured in (False, True):
         work = describe(problem, True, captured)._replace(device=H200)
         assert estimate("block_sparse", work).seconds < estimate("ragged", work).seconds
@@ -150,7 +153,8 @@ def on_an_h200(captured: bool, impl: str) -> Plan:
     work = Work(H200, torch.bfloat16, 8, 1024, 1024, 64, 64, groups, backward=True, captured=captured)
     refused = {"linear": "Exponential() is not finite", "block_sparse": "the training set is not Sparse"}
     refused |= {"recentred": "no re-centring", "mixed": "no head is long enough"}
-    return Plan(impl, False, tuple(Candidate(name, refused.get(name)) for name in EXECUTORS), work)
+    candidates = tuple(Candidate(name, refused.get(name)) for name in EXECUTORS)
+    return Plan(impl, False, candidates, work, derive("sh", (GroupHeadsByScale,)))
 
 
 def test_an_explanation_names_the_winner_the_rival_and_the_reason() -> None:
@@ -162,6 +166,7 @@ def test_an_explanation_names_the_winner_the_rival_and_the_reason() -> None:
     ]
     assert lines[4].split()[:3] == ["sdpa", "28", "GFLOP"] and "35 launches" in lines[4]
     assert lines[5].split()[:3] == ["ragged", "28", "GFLOP"] and "4 launches" in lines[5]
+    assert lines[-2] == "  rewrites: heads grouped by scale"
     assert lines[-1] == "  estimated for bfloat16, forward and backward, captured, on an H200"
 
 
@@ -174,7 +179,7 @@ def test_where_the_host_decides_the_explanation_says_so() -> None:
 
 def test_long_heads_go_back_through_cudnn_s_kernels_captured() -> None:
     x = torch.empty(8, 8, 4096, 64, device="meta", dtype=torch.bfloat16)
-    problem = Problem(mechanism("sh"), x, x, x, None, None, None, None, False, 0.0, {}, False)
+    problem = Problem(Expansion(mechanism("sh")), x, x, x)
     found = {}
     for backward, captured in ((True, True), (True, False), (False, True)):
         work = describe(problem, backward, captured)._replace(device=H200)
@@ -184,7 +189,7 @@ def test_long_heads_go_back_through_cudnn_s_kernels_captured() -> None:
     assert found == {(True, True): "mixed", (True, False): "ragged", (False, True): "ragged"}
     captured = describe(problem, True, True)._replace(device=H200)
     candidates = tuple(Candidate(name, None if name in seconds else "not here") for name in EXECUTORS)
-    chosen = Plan("mixed", False, candidates, captured)
+    chosen = Plan("mixed", False, candidates, captured, Expansion(problem.primal))
     assert "our kernel forward, and cuDNN's backward for long heads" in " ".join(chosen.explain().split())
 
 

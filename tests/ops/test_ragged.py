@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import Primal, attention, mechanism
-from primaldual.dual.cost import count
+from primaldual.dual import derive
 from primaldual.kernels import launching
 from primaldual.kernels.ragged import passes
 from primaldual.kernels.ragged import points as ragged_points
@@ -481,7 +481,7 @@ def test_operations_are_counted(mask: bool) -> None:
         out = attention(q, k, v, UNSORTED, key_padding_mask=padding, impl="ragged")
     with FlopCounterMode(display=False) as backward:
         torch.autograd.grad(out.sum(), (q, k, v))
-    expected = 2 * count(UNSORTED, queries=20, keys=30, heads=4, head_dim=8, rewritten=True).attention
+    expected = 2 * derive(UNSORTED).cost(queries=20, keys=30, heads=4, head_dim=8).attention
     assert forward.get_total_flops() == expected
     assert backward.get_total_flops() == 2.5 * expected
 

@@ -68,15 +68,18 @@ class Case:
     keys: int
     mask: str = "none"
     causal: bool = False
+    offset: int = 0
+    scale: float | None = None
 
     def __str__(self) -> str:
-        return f"L{self.queries}-S{self.keys}-{self.mask}{'-causal' if self.causal else ''}"
+        name = f"L{self.queries}-S{self.keys}-{self.mask}{'-causal' if self.causal else ''}"
+        return name + f"-from{self.offset}" * bool(self.offset) + f"-scale{self.scale}" * (self.scale is not None)
 
     def arguments(self, batch: int, dtype: torch.dtype, generator: torch.Generator) -> dict:
         """The mask arguments of `attention`."""
         L, S = self.queries, self.keys
         hide = torch.rand(batch, S, generator=generator) < 0.4
-        arguments: dict = {"is_causal": self.causal}
+        arguments: dict = {"is_causal": self.causal, "query_offset": self.offset, "scale": self.scale}
         if self.mask == "padding":
             hide[0] = True  # a row with nothing to see
             arguments["key_padding_mask"] = hide
@@ -98,6 +101,9 @@ CASES = [
     Case(L, S, mask, causal) for L, S in SHAPES for mask in ("none", "padding", "bias") for causal in (False, True)
 ]
 CASES += [Case(L, S, mask) for L, S in SHAPES for mask in ("attn", "attn-bias")]
+CASES += [Case(1, 13, mask, True, 12) for mask in ("none", "bias")]  # a step of decoding
+CASES += [Case(5, 13, mask, True, offset) for offset in (3, 8) for mask in ("none", "padding")]
+CASES += [Case(5, 13, "none", False, 8), Case(16, 16, "none", False, 0, 0.7), Case(5, 13, "padding", True, 8, 0.2)]
 
 
 def inputs(case: Case, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4) -> tuple:
@@ -140,6 +146,8 @@ def outputs_and_gradients(
 def exists(primal: Primal, case: Case) -> bool:
     """Whether the semantics define this case: a causal form, a mask that heads and maps take, a grid that fits."""
     if case.causal and primal.causal_refusal(HEADS):
+        return False
+    if (case.offset and primal.token_maps) or (case.scale is not None and not primal.features.scaled):
         return False
     per_query = case.mask.startswith("attn")
     if per_query and (primal.token_maps or any(s > 1 for s in primal.training_set.head_scales(HEADS))):

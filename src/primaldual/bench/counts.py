@@ -10,7 +10,7 @@ and writes the inputs' gradients. What a kernel moves beyond that shows as a low
 
 from __future__ import annotations
 
-from ..dual import Reassociate, derive
+from ..dual import derive
 from ..primal import Sparse
 from .case import Case
 
@@ -25,7 +25,7 @@ def flops(case: Case) -> int | None:
         return None
     expansion = derive(primal)
     cost = expansion.cost(queries=N, keys=N, heads=case.heads, head_dim=case.head_dim)
-    linear = expansion.allows(Reassociate)
+    linear = expansion.associated
     attention = cost.attention * (3.0 if linear else 3.5) if case.trains else float(cost.attention)
     if case.causal and not linear:
         attention *= (N + 1) / (2 * N)

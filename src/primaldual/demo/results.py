@@ -86,9 +86,9 @@ class Results:
     def flops(self, mechanism: str, rewritten: bool) -> int:
         """Forward FLOPs of attention per series, all layers: key and value projections, input maps, the sum."""
         recipe = self.recipe
-        cost = self.expansions[mechanism].cost(
+        expansion = self.expansions[mechanism]
+        cost = (expansion if rewritten else expansion.as_written).cost(
             queries=self.length, keys=self.length, heads=recipe.heads, head_dim=recipe.d_model // recipe.heads,
-            rewritten=rewritten,
         )  # fmt: skip
         return recipe.layers * cost.total
 

@@ -3,9 +3,17 @@
 from .cost import Cost
 from .expansion import Expansion, derive
 from .form import Beta, Form, beta_of, form_of
-from .rewrites import REWRITES, GroupHeadsByScale, PoolBeforeProjection, Reassociate, Rewrite, RowConstantsCancel
+from .rewrites import (
+    REWRITES,
+    GroupHeadsByScale,
+    KeepPattern,
+    PoolBeforeProjection,
+    Reassociate,
+    Rewrite,
+    RowConstantsCancel,
+)
 
 __all__ = [
-    "REWRITES", "Beta", "Cost", "Expansion", "Form", "GroupHeadsByScale", "PoolBeforeProjection", "Reassociate",
-    "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
+    "REWRITES", "Beta", "Cost", "Expansion", "Form", "GroupHeadsByScale", "KeepPattern", "PoolBeforeProjection",
+    "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
 ]  # fmt: skip

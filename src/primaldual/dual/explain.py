@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Sparse, Unit
+from .cost import count
 from .form import pooling_of
 from .render import RENDERERS, Section, formula, say
 from .rewrites import Reassociate, RowConstantsCancel
@@ -186,8 +187,6 @@ def _rewrites(expansion: Expansion) -> Section:
             ]
         if rewrite is Reassociate:
             lines.append(say("So the cost grows with N, not with N².", r"So the cost grows with $N$, not with $N^2$."))
-    if isinstance(p.training_set, Sparse):
-        lines.append(say("Only the pairs that the pattern keeps are scored."))
     return Section("Exact rewrites", lines or [say("None applies: the expansion runs as it is written.")])
 
 
@@ -217,7 +216,7 @@ def _one_sided(p: Primal) -> tuple[str, str]:
 def _cost(expansion: Expansion, length: int | None, heads: int | None, head_dim: int) -> Section:
     heads, length = _example(expansion.primal, length, heads)
     before, after = (
-        expansion.cost(queries=length, keys=length, heads=heads, head_dim=head_dim, rewritten=r) for r in (False, True)
+        count(e, queries=length, keys=length, heads=heads, head_dim=head_dim) for e in (expansion.as_written, expansion)
     )
     lines = [
         say(

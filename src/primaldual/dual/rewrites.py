@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -11,18 +12,28 @@ from ..primal import Moments, PointMap, Primal
 from ..primal.features import Parameters
 from .form import form_of, is_affine, pooling_of
 
+if TYPE_CHECKING:
+    from .expansion import Expansion
+
 
 class Rewrite(ABC):
-    """An identity between two ways to compute the same expansion."""
+    """An identity between two ways to compute the same expansion; `apply` sets the field of `Expansion` it is about."""
 
     name: ClassVar[str]
     identity: ClassVar[str]
     identity_latex: ClassVar[str]
+    field: ClassVar[str]
 
     @staticmethod
     @abstractmethod
     def refusal(primal: Primal) -> str | None:
         """Why the identity does not hold or gains nothing for this primal; None where it applies."""
+
+    @classmethod
+    def apply(cls, expansion: Expansion) -> Expansion:
+        """The expansion, rewritten."""
+        changed: dict[str, Any] = {cls.field: True}
+        return replace(expansion, rewrites=(*expansion.rewrites, cls), **changed)
 
 
 class RowConstantsCancel(Rewrite):
@@ -34,6 +45,7 @@ class RowConstantsCancel(Rewrite):
     """
 
     name = "row constants cancel"
+    field = "one_sided"
     identity = "softmax_j((q−a)⊙c · (k_j−a)⊙c) = softmax_j((q−a)⊙c² · k_j)"
     identity_latex = (
         r"\mathrm{softmax}_j\big(((q-a)\odot c)^\top((k_j-a)\odot c)\big)"
@@ -66,6 +78,7 @@ class PoolBeforeProjection(Rewrite):
     """
 
     name = "pool before the projection"
+    field = "inputs_pooled"
     identity = "mean_{t∈w}(A x_t + b) = A·mean_{t∈w}(x_t) + b"
     identity_latex = r"\tfrac{1}{|w|}\sum_{t\in w}(A x_t+b)=A\,\tfrac{1}{|w|}\sum_{t\in w}x_t+b"
 
@@ -89,6 +102,7 @@ class Reassociate(Rewrite):
     """
 
     name = "re-association"
+    field = "associated"
     identity = "Σ_j (Φ(q)·Φ(k_j)) v_j = Φ(q)ᵀ · (Σ_j Φ(k_j) v_jᵀ)"
     identity_latex = r"\sum_j(\Phi(q)^\top\Phi(k_j))\,v_j=\Phi(q)^\top\Big(\sum_j\Phi(k_j)v_j^\top\Big)"
 
@@ -109,6 +123,24 @@ class Reassociate(Rewrite):
         return phi_q @ state, phi_q @ phi_k.sum(-2).unsqueeze(-1)
 
 
+class KeepPattern(Rewrite):
+    """Keys that a query does not see have no term in its sum, so their scores need not be computed.
+
+    Σ_j [j ∈ S_i] κ_ij v_j = Σ_{j∈S_i} κ_ij v_j: a sparse head costs the pairs that its pattern keeps.
+    """
+
+    name = "only the pattern's pairs"
+    field = "pattern_only"
+    identity = "Σ_j [j ∈ S_i] κ_ij v_j = Σ_{j∈S_i} κ_ij v_j"
+    identity_latex = r"\sum_j [j\in S_i]\,\kappa_{ij}v_j=\sum_{j\in S_i}\kappa_{ij}v_j"
+
+    @staticmethod
+    def refusal(primal: Primal) -> str | None:
+        if form_of(primal).subset != "pattern":
+            return "no pattern says which keys a query sees"
+        return None
+
+
 class GroupHeadsByScale(Rewrite):
     """Heads of one scale have equally many keys and run as one call.
 
@@ -116,6 +148,7 @@ class GroupHeadsByScale(Rewrite):
     """
 
     name = "heads grouped by scale"
+    field = "by_scale"
     identity = "heads with equal s run as one batch of length ⌈N/s⌉"
     identity_latex = r"\{f^h : s_h=s\}\ \text{run as one batch of length}\ \lceil N/s\rceil"
 
@@ -131,4 +164,6 @@ class GroupHeadsByScale(Rewrite):
         return tuple((s, tuple(h for h, own in enumerate(scales) if own == s)) for s in sorted(set(scales)))
 
 
-REWRITES: tuple[type[Rewrite], ...] = (RowConstantsCancel, PoolBeforeProjection, Reassociate, GroupHeadsByScale)
+REWRITES: tuple[type[Rewrite], ...] = (
+    RowConstantsCancel, PoolBeforeProjection, Reassociate, KeepPattern, GroupHeadsByScale,
+)  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..primal import Primal, as_primal
 from . import ragged
-from .plan import EXECUTORS, Plan, choose, circumstances
+from .plan import EXECUTORS, Plan, choose, circumstances, execute, taken_by
 from .problem import Problem, state
 
 
@@ -27,6 +27,8 @@ def attention(
     parameters: Mapping[str, Tensor] | None = None,
     impl: str = "auto",
     need_weights: bool = False,
+    query_offset: int = 0,
+    scale: float | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The attention that is dual to `primal`: out_i = Σ_{j∈S} κ(Tq_i, Tk_j) v_j / h(Tq_i).
 
@@ -43,16 +45,19 @@ def attention(
         attn_mask: [length, keys] or [batch or 1, heads or 1, length, keys]. What it hides from a query takes no part
             in that query's statistics either. Heads pooled by more than 1 refuse it, and maps that mix tokens refuse
             one that hides tokens, which would be seen through others (causal maps take one of the future).
-        is_causal: query i sees keys up to i: the first query the first key, also where they are not equally many. An
-            attn_mask beside it applies too. One that says no more is torch's hint, and costs nothing where its values
-            can be looked at (once for a tensor, until it changes): pooled heads take the hint and refuse any other. In
-            a compiled function or a CUDA graph, whose values come later, both are applied, and what pooled heads and
-            maps refuse is an assertion that runs with it.
+        is_causal: query i sees keys up to token query_offset + i: without an offset the first query sees the first
+            key alone, also where there are fewer queries than keys (torch's rule). An attn_mask beside it applies too.
+            One that says no more is torch's hint, and costs nothing where its values can be looked at (once for a
+            tensor, until it changes): pooled heads take the hint and refuse any other. In a compiled function or a
+            CUDA graph, whose values come later, both are applied, and what pooled heads and maps refuse is an
+            assertion that runs with it.
         dropout_p: on the weights; for finite features, which have none, on the output.
         parameters: what is learned, by name (`primal.learned(heads, head_dim)`); absent ones have their initial value.
-        impl: "auto", or the executor to use: "reference", "sdpa", "ragged", "linear", "block_sparse". One that cannot
-            raises.
+        impl: "auto", or the executor to use, as `primaldual.ops.EXECUTORS` lists them. One that cannot raises.
         need_weights: also return [batch, heads, length, keys]; a pooled key's weight is shared by its tokens.
+        query_offset: the place of the first query in the sequence of keys. Queries that are the last of a longer
+            sequence, such as one step of decoding beside a cache, have keys − length.
+        scale: the factor on the scores q·k, 1/√head_dim unless given.
 
     Returns:
         The output [batch, heads, length, value_dim], or (output, weights).
@@ -69,20 +74,21 @@ def attention(
         and not (parameters or need_weights or torch.compiler.is_compiling())
     ):  # fmt: skip
         key = (primal, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, is_causal,
-               dropout_p, impl, *circumstances(q))  # fmt: skip
+               dropout_p, impl, query_offset, scale, *circumstances(q))  # fmt: skip
         if (known := _known.get(key)) is not None:
             return known(q, k, v)
     problem = state(
         q, k, v, primal,
         key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, attn_mask=attn_mask,
         is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
+        query_offset=query_offset, scale=scale,
     )  # fmt: skip
     chosen = choose(problem, impl).impl
     if key is not None and problem.q is q and problem.k is k and not problem.parameters:
         if len(_known) >= 1024:
             _known.clear()
         _known[key] = _again(problem, chosen)
-    output, weights = EXECUTORS[chosen].run(problem)
+    output, weights = execute(problem, chosen)
     return output if weights is None else (output, weights[..., : k.shape[2]])
 
 
@@ -94,10 +100,13 @@ def _again(p: Problem, impl: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The same problem on other tensors."""
     if impl == "ragged" and (direct := ragged.direct(p)) is not None:
         return direct
-    primal, is_causal, dropout_p, run = p.primal, p.is_causal, p.dropout_p, EXECUTORS[impl].run
+    expansion, is_causal, dropout_p, run = taken_by(impl, p).expansion, p.is_causal, p.dropout_p, EXECUTORS[impl].run
+    offset, scale = p.query_offset, p.score_scale
 
     def known(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return run(Problem(primal, q, k, v, None, None, None, None, is_causal, dropout_p, {}, False))[0]
+        return run(Problem(
+            expansion, q, k, v, is_causal=is_causal, dropout_p=dropout_p, query_offset=offset, score_scale=scale
+        ))[0]  # fmt: skip
 
     return known
 
@@ -116,11 +125,14 @@ def plan(
     parameters: Mapping[str, Tensor] | None = None,
     impl: str = "auto",
     need_weights: bool = False,
+    query_offset: int = 0,
+    scale: float | None = None,
 ) -> Plan:
     """What `attention` would do with the same arguments: the executor, why, and why not the others."""
     problem = state(
         q, k, v, as_primal(primal),
         key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, attn_mask=attn_mask,
         is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
+        query_offset=query_offset, scale=scale,
     )  # fmt: skip
     return choose(problem, impl)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..dual import GroupHeadsByScale, form_of
+from ..dual import GroupHeadsByScale, KeepPattern, Rewrite, form_of
 from ..dual.form import pieces_of, pooling_of
 from ..primal import Sparse
 from ..primal.patterns import Band, Block, Piece, Residues, Summary
@@ -53,6 +53,8 @@ def refusal(problem: Problem) -> str | None:
         return "the training set is not Sparse: every query sees all keys"
     if reason := sdpa.refusal(problem):
         return reason
+    if problem.query_offset:
+        return f"its pieces are laid out from token 0 on, and the first query stands at token {problem.query_offset}"
     if problem.attn_hidden is not None:
         return "an attn_mask beside the pattern needs the dense mask"
     if form_of(problem.primal).points == "own":
@@ -107,6 +109,11 @@ def _up(count: int, tile: int) -> int:
     return -(-count // tile) * tile
 
 
+def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """The identities that this executor makes use of."""
+    return (*sdpa.one_sided_rewrites(problem), KeepPattern, GroupHeadsByScale)
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
     return problem.by_group(lambda p: (_attend(p), None))
@@ -123,8 +130,10 @@ def _attend(p: Problem) -> Tensor:
     assert pieces is not None
     fused = _flex_runs(p)
     attend_piece = flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)
+    usual = p.relative_scale == 1.0  # pieces divide by √D
     if not p.is_causal:
         q, points, _ = sdpa.one_sided(p)
+        q = q if usual else q * p.relative_scale
         slot, per_key = _slots(p)
         if slot is None:
             return gathered.attend(q, points, None, pieces, per_key, None, attend_piece, not fused)
@@ -132,8 +141,9 @@ def _attend(p: Problem) -> Tensor:
         query = slot.new_zeros(length * per_key).index_copy(0, slot, torch.arange(q.shape[2], device=q.device))
         q = q.index_select(2, query)  # slots that no query takes hold some query, and no one looks
         return gathered.attend(q, points, None, pieces, per_key, None, attend_piece, not fused).index_select(2, slot)
-    _, rows, causal = sdpa.one_sided_causal(p)
-    q = rows.flatten(2, 3)
+    queries, causal = sdpa.one_sided_causal(p)
+    q = queries.rows.flatten(2, 3)
+    q = q if usual else q * p.relative_scale
     complete = Pool(causal.keys[:, :, :, -1], causal.values[:, :, :, -1], _last(causal.seen), _last(causal.bias))
     if p.scale == 1:
         return gathered.attend(q, complete, None, pieces, 1, 0, attend_piece, not fused)

@@ -10,11 +10,14 @@ On a GPU elu + 1 and random features run in the kernels of `kernels.linear`, whi
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
-from ..dual import Reassociate, form_of
+from ..dual import GroupHeadsByScale, Reassociate, Rewrite, form_of
 from ..dual.form import is_affine
 from ..kernels.launching import interpreted, without_triton
 from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
@@ -39,9 +42,24 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
+def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """The identities that this executor makes use of."""
+    return (Reassociate, GroupHeadsByScale)
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
+    if problem.is_causal and problem.query_offset:  # the sums of all tokens before the first query are needed anyway
+        start = pad(problem.q, (0, 0, problem.query_offset, 0))
+        out, _ = run(replace(problem, q=start, query_offset=0))
+        return out[:, :, problem.query_offset :], None
     return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
+
+
+def _features(p: Problem, x: Tensor) -> Tensor:
+    """Φ of mapped queries or keys; half of a scale that was asked for lies on either."""
+    x = x if p.relative_scale == 1.0 else x * math.sqrt(p.relative_scale)
+    return p.primal.features.map(x, p.parameters)
 
 
 def _attend(p: Problem) -> Tensor:
@@ -52,8 +70,8 @@ def _attend(p: Problem) -> Tensor:
     for map_ in p.primal.point_maps:
         found = moments(map_, keys, points.seen)
         q, keys = map_.apply(q, found, p.parameters), map_.apply(keys, found, p.parameters)
-    phi_k = _weigh(p.primal.features.map(keys, p.parameters), points.seen, points.bias)
-    total, kernel_sum = Reassociate.expand(p.primal.features.map(q, p.parameters), phi_k, points.values)
+    phi_k = _weigh(_features(p, keys), points.seen, points.bias)
+    total, kernel_sum = Reassociate.expand(_features(p, q), phi_k, points.values)
     sees = None if points.seen is None else points.seen.any(-1)[:, :, None, None]
     return _finish(p, q, total, kernel_sum, sees)
 
@@ -70,13 +88,10 @@ def _causal(p: Problem) -> Tensor:
     for map_ in p.primal.point_maps:  # causal maps need no statistics here
         q, first_k, running_k = (map_.apply(x, none, p.parameters) for x in (q, first_k, running_k))
 
-    def features(x: Tensor) -> Tensor:
-        return p.primal.features.map(x, p.parameters)
-
-    phi_q = features(q)
+    phi_q = _features(p, q)
     rest = fit_length(phi_q[:, :, prefix:], windows * scale).unflatten(2, (windows, scale))
-    phi_running = _weigh(features(running_k), points.seen, points.bias)
-    phi_first = _weigh(features(first_k), points.prefix.seen, points.prefix.bias)
+    phi_running = _weigh(_features(p, running_k), points.seen, points.bias)
+    phi_first = _weigh(_features(p, first_k), points.prefix.seen, points.prefix.bias)
     # one more value, 1, makes the kernel sum come out beside the sum
     values, first_values = _with_one(points.values), _with_one(points.prefix.values)
     start = phi_first.transpose(-1, -2) @ first_values
@@ -107,6 +122,8 @@ def _has_kernel(p: Problem) -> bool:
     if type(features) not in (EluPlusOne, RandomFeatures) or (projection is not None and projection.requires_grad):
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:  # they have no rule for vmap and its kin
+        return False
+    if p.relative_scale != 1.0:
         return False
     dims = p.q.shape[-1], p.v.shape[-1]
     if p.q.is_cuda and p.q.dtype != torch.float32 and any(dim % 8 for dim in dims):

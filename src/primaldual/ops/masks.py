@@ -43,9 +43,11 @@ def without_padding(x: Tensor, mask: Tensor | None) -> Tensor:
 
 def per_query(
     mask: Tensor, shape: tuple[int, int, int, int], scales: Sequence[int], token_maps: Sequence[TokenMap],
-    is_causal: bool,
+    is_causal: bool, offset: int = 0,
 ) -> tuple[Tensor | None, Tensor | None, bool]:  # fmt: skip
     """(hidden, bias, is_causal) of an attn_mask; hidden and bias are [B or 1, H or 1, L, S].
+
+    The first query stands at token `offset` of the keys, here and below.
 
     Beside `is_causal` a mask that says no more than it is taken as torch's hint and left out. Where that cannot be
     known the future is hidden by the mask too: right, and slower than `is_causal=True` alone.
@@ -63,31 +65,33 @@ def per_query(
             f"attn_mask says more than is_causal=True: it hides keys that are not in the future, or adds to their "
             f"scores. Heads of scales {tuple(scales)} are fitted to pooled keys and have no such form; give "
             f"is_causal=True alone, key_padding_mask, or scales of 1",
+            offset,
         )  # fmt: skip
         return None, None, True
     if is_causal:
-        both = beside_causal(mask)
+        both = beside_causal(mask, offset)
         if both is None:
             return None, None, True
         mask = both
     return *_split(mask if mask.dim() == 4 else mask[None, None]), False
 
 
-def beside_causal(mask: Tensor) -> Tensor | None:
+def beside_causal(mask: Tensor, offset: int = 0) -> Tensor | None:
     """A mask for itself and `is_causal=True`: it hides the future too. None where it is known to say no more than that.
 
     The latter is what an executor has a faster form of.
     """
     if not mask.requires_grad and torch._C._functorch.peek_interpreter_stack() is None and _can_look(mask):
-        says = _look(mask)
+        says = _look(mask, offset)
         if not (says.past or says.bias):
             return None
-    return with_future(mask)
+    return with_future(mask, offset)
 
 
-def with_future(mask: Tensor) -> Tensor:
+def with_future(mask: Tensor, offset: int = 0) -> Tensor:
     """A mask that hides the future too."""
-    return mask | _future(mask) if mask.dtype == torch.bool else mask.masked_fill(_future(mask), -torch.inf)
+    future = _future(mask, offset)
+    return mask | future if mask.dtype == torch.bool else mask.masked_fill(future, -torch.inf)
 
 
 def refuse_mixing(mask: Tensor, token_maps: Sequence[object]) -> None:
@@ -110,9 +114,9 @@ def refuse_mixing(mask: Tensor, token_maps: Sequence[object]) -> None:
         )  # fmt: skip
 
 
-def _future(mask: Tensor) -> Tensor:
+def _future(mask: Tensor, offset: int) -> Tensor:
     """Boolean [L, S]: the keys after each query's own position."""
-    return torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
+    return torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 + offset)
 
 
 class _Says(NamedTuple):
@@ -124,23 +128,23 @@ class _Says(NamedTuple):
     bias: bool  # it adds to the score of a key that is not in the future
 
 
-def _read(mask: Tensor) -> Tensor:
+def _read(mask: Tensor, offset: int) -> Tensor:
     """`_Says` as a tensor."""
     hidden, bias = _split(mask)
-    seen = ~_future(mask)
+    seen = ~_future(mask, offset)
     adds = torch.zeros_like(seen) if bias is None else (bias != 0) & seen
     gaps = hidden[..., :-1] & ~hidden[..., 1:]
     return torch.stack([x.any() for x in (hidden, hidden & seen, gaps, adds)])
 
 
-def _refuse(mask: Tensor, what: tuple[str, ...], message: str) -> None:
+def _refuse(mask: Tensor, what: tuple[str, ...], message: str, offset: int = 0) -> None:
     """Raise where a mask says one of these; on the device, when it runs, where the values cannot be looked at."""
     if _can_look(mask):
-        says = _look(mask)
+        says = _look(mask, offset)
         if any(getattr(says, name) for name in what):
             raise ValueError(message)
     elif not mask.is_meta:
-        says_it = _read(mask)[[_Says._fields.index(name) for name in what]]
+        says_it = _read(mask, offset)[[_Says._fields.index(name) for name in what]]
         torch._assert_async(~says_it.any(), message)
 
 
@@ -156,17 +160,17 @@ _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """By tensor (of a view, the one it is a view of): its version, and what was found for each view."""
 
 
-def _look(mask: Tensor) -> _Says:
+def _look(mask: Tensor, offset: int) -> _Says:
     if mask.is_inference():  # such a tensor does not count its versions
-        return _Says(*_read(mask).tolist())
+        return _Says(*_read(mask, offset).tolist())
     owner = mask if mask._base is None else mask._base
     version, found = _known.get(owner, (None, {}))
     if version != mask._version:
         version, found = mask._version, {}
         _known[owner] = version, found
-    place = (mask.shape, mask.stride(), mask.storage_offset(), mask.dtype)
+    place = (mask.shape, mask.stride(), mask.storage_offset(), mask.dtype, offset)
     if place not in found:
-        found[place] = _Says(*_read(mask.detach()).tolist())
+        found[place] = _Says(*_read(mask.detach(), offset).tolist())
     return found[place]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..dual import GroupHeadsByScale, beta_of, form_of
+from ..dual import GroupHeadsByScale, Rewrite, RowConstantsCancel, beta_of, form_of
 from ..kernels.cudnn import attention as cudnn
 from ..kernels.cudnn import beside
-from .problem import Problem
+from .problem import Problem, with_usual_scale
 
 
 def refusal(problem: Problem) -> str | None:
@@ -40,9 +40,14 @@ def long_groups(p: Problem) -> int:
     return sum(beside.long(p.q.shape[2], tokens // scale, p.q.shape[3]) for scale, _ in groups)
 
 
+def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """The identities that this executor makes use of."""
+    return (RowConstantsCancel, GroupHeadsByScale)
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
-    p = problem
+    p = with_usual_scale(problem)
     beta, factor = None, 0.0
     if p.primal.point_maps:
         factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..dual import Expansion
 from ..kernels.launching import captured
 from . import block_sparse, linear, mixed, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Work, describe, estimate
@@ -54,6 +55,8 @@ class Plan(NamedTuple):
     asked: bool
     candidates: tuple[Candidate, ...]
     work: Work
+    expansion: Expansion
+    """What the executor computes: the expansion of the primal, with the rewrites that it makes use of."""
 
     @property
     def estimates(self) -> dict[str, Estimate]:
@@ -86,12 +89,13 @@ class Plan(NamedTuple):
         passes = "forward and backward" if work.backward else "forward"
         mode = "" if not work.device.host else ", captured" if work.captured else ", eager"
         circumstances = f"estimated for {str(work.dtype)[6:]}, {passes}{mode}, on {work.device.name}"
-        return explanation(self.impl, self.reason, self.candidates, self.estimates, circumstances)
+        return explanation(self.impl, self.reason, self.candidates, self.estimates, circumstances, self.expansion)
 
 
 def explanation(
-    chosen: str, reason: str, candidates: Iterable[Candidate], estimates: Mapping[str, Estimate], circumstances: str
-) -> str:
+    chosen: str, reason: str, candidates: Iterable[Candidate], estimates: Mapping[str, Estimate], circumstances: str,
+    expansion: Expansion,
+) -> str:  # fmt: skip
     """What was chosen and why; then for each candidate what it would take, or why it cannot."""
     candidates = tuple(candidates)
     column = max(len(candidate.impl) for candidate in candidates)
@@ -99,6 +103,8 @@ def explanation(
     for name, refusal in candidates:
         said = f"cannot: {refusal}" if refusal is not None else _line(estimates[name])
         lines.append(textwrap.fill(f"  {name:{column}s}  {said}", WIDTH, subsequent_indent=" " * (column + 4)))
+    applied = "; ".join(rewrite.name for rewrite in expansion.rewrites) or "none, the sum as it is written"
+    lines.append(textwrap.fill(f"  rewrites: {applied}", WIDTH, subsequent_indent="    "))
     return "\n".join([*lines, f"  {circumstances}"])
 
 
@@ -130,13 +136,23 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
         raise UnsupportedError(f"no executor can compute this: {refusals['reference']}")
     work = describe(problem, *circumstances(problem.q))
     if impl != "auto":
-        return Plan(impl, True, candidates, work)
+        return Plan(impl, True, candidates, work, taken_by(impl, problem).expansion)
     fast = [name for name in able if name != "reference"]
     best = (fast or able)[0]
     if len(fast) > 1:
         seconds = [estimate(name, work).seconds for name in fast]
         best = fast[seconds.index(min(seconds))]  # a compiler traces this, but not min(key=...)
-    return Plan(best, False, candidates, work)
+    return Plan(best, False, candidates, work, taken_by(best, problem).expansion)
+
+
+def taken_by(impl: str, problem: Problem) -> Problem:
+    """The problem with its expansion rewritten as this executor computes it."""
+    return problem.taken_by(EXECUTORS[impl].rewrites(problem))
+
+
+def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
+    """Outputs and, where they are asked for, weights, by an executor that can run the problem."""
+    return EXECUTORS[impl].run(taken_by(impl, problem))
 
 
 def amount(value: float, unit: str) -> str:

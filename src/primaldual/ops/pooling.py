@@ -29,7 +29,7 @@ class Pool(NamedTuple):
 
 
 class CausalPool(NamedTuple):
-    """The running means of every window, for as many tokens as there are queries; unpooled tokens come first."""
+    """The running means of every window, up to the last query's token; unpooled tokens come first."""
 
     prefix: Pool  # the first tokens, P of them
     keys: Tensor  # [B, H, W, s, D]: the mean of window w up to its place t
@@ -92,7 +92,7 @@ def pool_tokens(
 def causal_pool(p: Problem) -> CausalPool:
     """The causal form: what every query sees of the windows before its own, and of its own."""
     pooled = pooling_of(p.primal.training_set)
-    queries = p.q.shape[2]
+    queries = p.query_offset + p.q.shape[2]
     prefix = min(pooled.prefix, queries) if pooled is not None and p.scale > 1 else 0
     values = p.v if p.key_bias is None else torch.cat([p.v, _bias_value(p)], dim=-1)
     keys, values = (fit_length(x, queries) for x in (p.k, values))  # later tokens are never seen
@@ -124,18 +124,19 @@ REMEMBERED = 1 << 22
 """Pairs of the largest pattern that is kept on a GPU."""
 
 
-def visible(p: Problem) -> Tensor | None:
-    """Boolean [L, W], which points the queries of the group see; None when all. On a GPU small ones are remembered."""
-    training_set, place = p.primal.training_set, (p.scale, p.q.shape[2], p.k.shape[2], p.q.device)
+def visible(p: Problem, first: int | None = None) -> Tensor | None:
+    """`Problem.visible`. On a GPU small ones are remembered."""
+    training_set = p.primal.training_set
+    place = (p.scale, p.q.shape[2], p.k.shape[2], p.q.device, p.query_offset, first)
     if (
         not (p.q.is_cuda and type(training_set) is Sparse) or torch.compiler.is_compiling()
         or p.q.shape[2] * p.k.shape[2] > REMEMBERED
     ):  # fmt: skip
-        return training_set.visible(*place)
+        return p.visible(first)
     found = _visible.get((training_set, *place))
     if found is None:
         with torch.inference_mode(False):  # one first met in inference serves training later
-            found = training_set.visible(*place)
+            found = p.visible(first)
         if found is not None and not torch.cuda.is_current_stream_capturing():  # a graph's memory is its own
             if len(_visible) >= 64:
                 _visible.clear()

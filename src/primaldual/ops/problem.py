@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..dual import GroupHeadsByScale
+from ..dual import Expansion, GroupHeadsByScale, Rewrite, derive
 from ..primal import Primal
+from ..primal._spec import is_number
 from ..primal.features import Parameters
 from . import masks
 
@@ -26,24 +28,50 @@ class CausalFormError(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """Queries, keys and values after the token maps, with every mask in one form.
+    """An expansion, and the tensors that are bound to it: after the token maps, with every mask in one form.
 
-    Hidden means True. Hidden keys and values are zero. On the heads of one group, `scale` is theirs.
+    Hidden means True. Hidden keys and values are zero. On the heads of one group, `scale` is theirs. Keys are tokens
+    0 … S − 1 of a sequence, queries tokens `query_offset` … `query_offset` + L − 1 of it.
     """
 
-    primal: Primal
+    expansion: Expansion
     q: Tensor  # [B, H, L, D]
     k: Tensor  # [B, H, S, D]
     v: Tensor  # [B, H, S, Dv]
-    key_hidden: Tensor | None  # bool [B, 1, S]
-    key_bias: Tensor | None  # [B, 1, S], finite
-    attn_hidden: Tensor | None  # bool [B or 1, H or 1, L, S]
-    attn_bias: Tensor | None  # [B or 1, H or 1, L, S], finite
-    is_causal: bool
-    dropout_p: float
-    parameters: Parameters
-    need_weights: bool
+    key_hidden: Tensor | None = None  # bool [B, 1, S]
+    key_bias: Tensor | None = None  # [B, 1, S], finite
+    attn_hidden: Tensor | None = None  # bool [B or 1, H or 1, L, S]
+    attn_bias: Tensor | None = None  # [B or 1, H or 1, L, S], finite
+    is_causal: bool = False
+    dropout_p: float = 0.0
+    parameters: Parameters = field(default_factory=dict)
+    need_weights: bool = False
     scale: int = 1
+    query_offset: int = 0
+    score_scale: float | None = None  # the factor on the scores; None for 1/√D
+
+    @property
+    def primal(self) -> Primal:
+        """What was stated."""
+        return self.expansion.primal
+
+    @property
+    def relative_scale(self) -> float:
+        """The factor on the scores, as a multiple of 1/√D."""
+        return 1.0 if self.score_scale is None else self.score_scale * math.sqrt(self.q.shape[-1])
+
+    def visible(self, first: int | None = None) -> Tensor | None:
+        """Boolean [queries, points], what the training set shows to each query of this scale; None where that is all.
+
+        The queries are the problem's, or those that stand from token `first` on.
+        """
+        end = self.query_offset + self.q.shape[2]
+        shown = self.primal.training_set.visible(self.scale, end, self.k.shape[2], self.q.device)
+        return shown if shown is None else shown[self.query_offset if first is None else first :]
+
+    def taken_by(self, rewrites: tuple[type[Rewrite], ...]) -> Problem:
+        """The same problem for an executor that applies these rewrites, where they hold."""
+        return replace(self, expansion=derive(self.primal, rewrites))
 
     @property
     def scales(self) -> tuple[int, ...]:
@@ -97,9 +125,12 @@ def state(
     dropout_p: float,
     parameters: Mapping[str, Tensor] | None,
     need_weights: bool,
+    query_offset: int,
+    scale: float | None,
 ) -> Problem:
     """Check the arguments of `attention` and bring them into one form."""
     _check_tensors(q, k, v)
+    _check_place(query_offset, scale, primal)
     B, H, L, D = q.shape
     S = k.shape[2]
     if primal.residual:
@@ -126,7 +157,7 @@ def state(
     attn_hidden = attn_bias = None
     if attn_mask is not None:
         attn_hidden, attn_bias, is_causal = masks.per_query(
-            attn_mask, (B, H, L, S), scales, primal.token_maps, is_causal
+            attn_mask, (B, H, L, S), scales, primal.token_maps, is_causal, query_offset
         )
     if key_hidden is not None:
         k, v = (x.masked_fill(key_hidden.unsqueeze(-1), 0.0) for x in (k, v))
@@ -137,8 +168,9 @@ def state(
     if primal.token_maps and key_hidden is not None:
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     return Problem(
-        primal, q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given, need_weights
-    )
+        Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
+        need_weights, query_offset=query_offset, score_scale=scale,
+    )  # fmt: skip
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -159,6 +191,28 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
+def _check_place(query_offset: int, scale: float | None, primal: Primal) -> None:
+    if isinstance(query_offset, bool) or not isinstance(query_offset, int | torch.SymInt) or query_offset < 0:
+        raise ValueError(
+            f"query_offset must be an integer of at least 0, the place of the first query in the sequence of keys; got "
+            f"{query_offset!r}"
+        )
+    if query_offset and primal.token_maps:
+        raise ValueError(
+            f"query_offset={query_offset}: {primal.token_maps[0]!r} mixes a query with the tokens beside it, and those "
+            f"before the first query are not given; give the queries of the whole sequence"
+        )
+    if scale is None:
+        return
+    if not is_number(scale) or not (scale > 0 and math.isfinite(scale)):
+        raise ValueError(f"scale must be a positive number, the factor on the scores, or None for 1/√D; got {scale!r}")
+    if not primal.features.scaled:
+        raise ValueError(
+            f"scale={scale!r}: {primal.features!r} has no factor on q·k that could be set; only features whose kernel "
+            f"is a function of q·k/√D have one (Exponential, Taylor, RandomFeatures)"
+        )
+
+
 def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed: tuple[str, ...]) -> dict[str, Tensor]:
     for name, value in given.items():
         if name in fixed:
@@ -173,6 +227,14 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
                 f"parameters[{name!r}] must have shape {tuple(known[name].shape)}, got {tuple(value.shape)}"
             )
     return given
+
+
+def with_usual_scale(p: Problem) -> Problem:
+    """The same with 1/√D on the scores, queries and keys stretched alike: exact with one `Recenter`, or none."""
+    if p.relative_scale == 1.0:
+        return p
+    root = math.sqrt(p.relative_scale)
+    return replace(p, q=p.q * root, k=p.k * root, score_scale=None)
 
 
 def pick(x: Tensor, dim: int, heads: tuple[int, ...]) -> Tensor:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..dual import GroupHeadsByScale, beta_of, form_of
+from ..dual import GroupHeadsByScale, Rewrite, beta_of, form_of
 from ..dual.form import pooling_of
 from ..kernels.launching import DTYPES, interpreted, seed_of, without_triton
 from ..kernels.launching import traced as traced
@@ -28,7 +28,7 @@ from ..kernels.ragged.tokens import packed as packed
 from ..kernels.ragged.work import MAX_HEAD_DIM, Layout
 from ..primal import Sparse, TrainingSet
 from . import sdpa
-from .problem import Problem, in_order
+from .problem import Problem, in_order, with_usual_scale
 
 
 def refusal(problem: Problem) -> str | None:
@@ -43,10 +43,14 @@ def refusal(problem: Problem) -> str | None:
     if type(training_set) is Sparse:
         if problem.is_causal:
             return "the ragged kernel has no causal form of sparse patterns"
+        if problem.query_offset:
+            return "the ragged kernel lays a pattern out from the first query on, which stands at token 0"
         for scale in sorted(set(problem.scales)):
             points = training_set.points(scale, problem.k.shape[2])
             if reason := ragged_marks.refusal(training_set.pattern, points, problem.q.shape[2]):
                 return reason
+    if problem.is_causal and problem.query_offset:
+        return "the ragged kernel takes the first query for the first token"
     if problem.q.dtype not in DTYPES:
         return f"the ragged kernel takes {', '.join(str(d)[6:] for d in DTYPES)}, not {str(problem.q.dtype)[6:]}"
     widest = max(problem.q.shape[-1], problem.v.shape[-1])
@@ -80,9 +84,16 @@ def _capturing(p: Problem) -> bool:
     return p.q.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
 
 
+def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """The identities that this executor makes use of; all heads are one call, whatever their scales."""
+    return sdpa.one_sided_rewrites(problem)
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
     seed = seed_of(problem.q, problem.dropout_p)
+    if _plain(problem) or _padded(problem):
+        problem = with_usual_scale(problem)
     attend = _tokens if _plain(problem) else _windows if _padded(problem) else _points
     return attend(problem, seed), None
 
@@ -113,7 +124,7 @@ def _simple(p: Problem) -> bool:
 
 def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
-    if p.dropout_p or not _plain(p) or type(p.primal.training_set) is Sparse:
+    if p.dropout_p or not _plain(p) or type(p.primal.training_set) is Sparse or p.relative_scale != 1.0:
         return None
     beta, scales, is_causal = _beta(p), p.scales, p.is_causal
     return lambda q, k, v: attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
@@ -197,11 +208,11 @@ class _Piece(NamedTuple):
 
 def _piece(p: Problem) -> _Piece:
     q, points, _ = sdpa.one_sided(p)
-    return _Piece(q, points.keys, points.values, _hide(points.seen, points.bias))
+    return _Piece(_scaled(q, p), points.keys, points.values, _hide(points.seen, points.bias))
 
 
 def _causal_piece(p: Problem) -> _Piece:
-    _, rest, points = sdpa.one_sided_causal(p)
+    queries, points = sdpa.one_sided_causal(p)
     length = p.q.shape[2]
 
     def complete(x: Tensor | None) -> Tensor | None:
@@ -211,11 +222,18 @@ def _causal_piece(p: Problem) -> _Piece:
         return x.flatten(2, 3)[:, :, :length]
 
     hidden = _hide(points.seen, points.bias)
-    piece = _Piece(running(rest), points.keys[:, :, :, -1], points.values[:, :, :, -1], complete(hidden))
+    piece = _Piece(
+        _scaled(running(queries.rows), p), points.keys[:, :, :, -1], points.values[:, :, :, -1], complete(hidden)
+    )
     if p.scale == 1:
         return piece
     own_bias = None if hidden is None else running(hidden)
     return piece._replace(own_k=running(points.keys), own_v=running(points.values), own_bias=own_bias)
+
+
+def _scaled(q: Tensor, p: Problem) -> Tensor:
+    """Mapped queries; the kernel divides by √D."""
+    return q if p.relative_scale == 1.0 else q * p.relative_scale
 
 
 def _hide(seen: Tensor | None, bias: Tensor | None) -> Tensor | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..dual import beta_of, form_of
+from ..dual import Rewrite, RowConstantsCancel, beta_of, form_of
 from ..kernels.cudnn import attention as cudnn
 from ..kernels.cudnn.recentred import Recentred
-from .problem import Problem
+from .problem import Problem, with_usual_scale
 
 
 def refusal(problem: Problem) -> str | None:
@@ -26,9 +26,14 @@ def refusal(problem: Problem) -> str | None:
     return None if cudnn.usable(p.q, p.k, p.v) else "cuDNN's attention does not take these tensors"
 
 
+def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """The identities that this executor makes use of."""
+    return (RowConstantsCancel,)
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
-    p = problem
+    p = with_usual_scale(problem)
     number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
     per_head = None if per_head is None else per_head.float()
     return Recentred.apply(p.q, p.k, p.v, per_head, number, p.dropout_p), None

@@ -7,10 +7,13 @@ R below is 1, or the number of queries L where each query has its own points (ca
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
+from ..dual import GroupHeadsByScale, Rewrite
 from ..dual.form import pooling_of
 from ..primal import Exponential, KernelSum, Moments
 from .problem import Problem
@@ -28,13 +31,18 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
+def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """The identities that this executor makes use of."""
+    return (GroupHeadsByScale,)
+
+
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv], and weights [B, H, L, S] where they are asked for."""
     return problem.by_group(_attend)
 
 
 def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
-    primal, queries, tokens = p.primal, p.q.shape[2], p.k.shape[2]
+    primal = p.primal
 
     # the training set: pool keys, values and the bias on keys to points
     values = p.v if p.key_bias is None else torch.cat([p.v, _as_value(p)], dim=-1)
@@ -49,9 +57,12 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
         moments = _moments(keys, points.seen)
         x, keys = map_.apply(x, moments, p.parameters), map_.apply(keys, moments, p.parameters)
 
+    if p.relative_scale != 1.0:  # κ is a function of x·y/√D wherever another factor can be asked for
+        x, keys = x * math.sqrt(p.relative_scale), keys * math.sqrt(p.relative_scale)
+
     # which points each query sums over
     seen = points.seen  # [B, H or 1, R, W]
-    visible = primal.training_set.visible(p.scale, queries, tokens, p.q.device)
+    visible = p.visible()
     if visible is not None:
         seen = seen & visible
     empty = ~seen.any(-1, keepdim=True)
@@ -94,7 +105,7 @@ def _seen_tokens(p: Problem) -> Tensor:
     if p.attn_hidden is not None:
         seen = seen & ~p.attn_hidden
     if p.is_causal:
-        i, j = torch.arange(queries, device=p.q.device), torch.arange(tokens, device=p.q.device)
+        i, j = torch.arange(queries, device=p.q.device) + p.query_offset, torch.arange(tokens, device=p.q.device)
         seen = seen & (j <= i[:, None])
     return seen
 

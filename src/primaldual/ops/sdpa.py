@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..dual import RowConstantsCancel, form_of
+from ..dual import GroupHeadsByScale, Rewrite, RowConstantsCancel, derive, form_of
 from ..kernels.cudnn import attention as cudnn
-from ..primal import Exponential, KernelSum, Moments, PointMap
+from ..primal import Exponential, KernelSum, Moments
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .pooling import visible as visible_of
 from .problem import Problem
@@ -39,10 +39,15 @@ def refusal(problem: Problem) -> str | None:
     per_query = problem.is_causal or problem.attn_hidden is not None
     if per_query and form.points == "own":
         return f"only {primal.training_set!r} knows its points where every query has its own keys"
-    earlier = [m for m in _two_sided(problem) if m.needs != "nothing"]
+    earlier = [m for m in derive(primal, one_sided_rewrites(problem)).maps if m.needs != "nothing"]
     if per_query and earlier:
         return f"{earlier[0]!r} is not the last input map, so each query would need its own keys"
     return None
+
+
+def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """The identities that this executor makes use of."""
+    return (*one_sided_rewrites(problem), GroupHeadsByScale)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -50,14 +55,14 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
 
 
-def _two_sided(problem: Problem) -> tuple[PointMap, ...]:
-    """The input maps that queries and keys both go through."""
+def one_sided_rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """Where the last input map can be one of the queries alone, in the problem's dtype.
+
+    1/(σ² + ε) leaves float16's range where a feature is nearly constant; its root, on both sides, does not.
+    """
     maps = problem.primal.point_maps
-    if RowConstantsCancel.refusal(problem.primal):
-        return maps
-    # 1/(σ² + ε) on the query alone leaves float16's range where a feature is nearly constant; its root does not
-    overflows = problem.q.dtype == torch.float16 and maps[-1].needs == "variance"
-    return maps if overflows else maps[:-1]
+    overflows = problem.q.dtype == torch.float16 and maps and maps[-1].needs == "variance"
+    return () if overflows else (RowConstantsCancel,)
 
 
 def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
@@ -67,11 +72,10 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
     take = None if points.seen is None else points.seen.unsqueeze(2)
     if p.attn_hidden is not None:
         take = ~p.attn_hidden if take is None else take & ~p.attn_hidden
-    for map_ in _two_sided(p):
+    for map_ in p.expansion.maps:
         found = moments(map_, keys, points.seen)
         q, keys = map_.apply(q, found, p.parameters), map_.apply(keys, found, p.parameters)
-    if len(_two_sided(p)) < len(p.primal.point_maps):
-        last = p.primal.point_maps[-1]
+    if (last := p.expansion.query_map) is not None:
         if p.attn_hidden is None:
             found = moments(last, keys, points.seen)
         else:
@@ -83,27 +87,46 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
     return q, points._replace(keys=keys), take
 
 
-def one_sided_causal(p: Problem) -> tuple[Tensor, Tensor, CausalPool]:
-    """Mapped queries of the prefix [B, H, P, D] and of the windows [B, H, W, s, D], and mapped points."""
+class CausalQueries(NamedTuple):
+    """Mapped queries in the windows they stand in; those before the first query of the problem hold nothing."""
+
+    prefix: Tensor  # [B, H, P, D]
+    rows: Tensor  # [B, H, W − skipped, s, D]
+    skipped: int  # windows before these
+    start: int  # the token at which prefix and rows begin; the problem's first query may come later
+
+    def of_problem(self, x: Tensor, p: Problem) -> Tensor:
+        """Of what was computed for every token from `start` on: the problem's queries."""
+        before = p.query_offset - self.start
+        return x[:, :, before : before + p.q.shape[2]]
+
+
+def one_sided_causal(p: Problem) -> tuple[CausalQueries, CausalPool]:
+    """Mapped queries and mapped points."""
     points = causal_pool(p)
     prefix, windows, scale = points.prefix.keys.shape[2], points.keys.shape[2], p.scale
-    first, rest = p.q[:, :, :prefix], fit_length(p.q[:, :, prefix:], windows * scale).unflatten(2, (windows, scale))
+    skipped = 0 if prefix else p.query_offset // scale
+    start = skipped * scale
+    q = pad(p.q, (0, 0, p.query_offset - start, 0)) if p.query_offset > start else p.q
+    first = q[:, :, :prefix]
+    rest = fit_length(q[:, :, prefix:], (windows - skipped) * scale).unflatten(2, (windows - skipped, scale))
     none = Moments(None, None)
-    for map_ in _two_sided(p):  # these need no statistics
+    for map_ in p.expansion.maps:  # these need no statistics
         first, rest, head_keys, keys = (
             map_.apply(x, none, p.parameters) for x in (first, rest, points.prefix.keys, points.keys)
         )
         points = points._replace(keys=keys, prefix=points.prefix._replace(keys=head_keys))
-    if len(_two_sided(p)) < len(p.primal.point_maps):
-        last = p.primal.point_maps[-1]
+    if (last := p.expansion.query_map) is not None:
         of_first, of_rest = causal_moments(last, points)
+        if skipped:
+            of_rest = Moments(*(x if x is None else x[:, :, skipped:] for x in of_rest))
         first = RowConstantsCancel.query(first, last, of_first, p.parameters)
         rest = RowConstantsCancel.query(rest, last, of_rest, p.parameters)
         if last.needs == "variance":  # as above
             origin = first_key(points)
             head = points.prefix._replace(keys=points.prefix.keys - origin)
             points = points._replace(prefix=head, keys=points.keys - origin.unsqueeze(3))
-    return first, rest, points
+    return CausalQueries(first, rest, skipped, start), points
 
 
 def _attend(p: Problem) -> Tensor:
@@ -114,32 +137,36 @@ def _attend(p: Problem) -> Tensor:
     bias = None if points.bias is None else points.bias.unsqueeze(2)
     if p.attn_bias is not None:
         bias = p.attn_bias if bias is None else bias + p.attn_bias
-    return fused(q, points.keys, points.values, take, bias, p.dropout_p)
+    return fused(q, points.keys, points.values, take, bias, p.dropout_p, p.score_scale)
 
 
 def _causal(p: Problem) -> Tensor:
-    first, rest, points = one_sided_causal(p)
-    prefix, windows = first.shape[2], rest.shape[2]
-    visible = visible_of(p)
+    queries, points = one_sided_causal(p)
+    prefix, windows = queries.prefix.shape[2], points.keys.shape[2]
+    visible = visible_of(p, queries.start)
     if visible is not None:
-        visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [L, P + W]
-    out = _by_place(rest, points, visible, p.dropout_p)[:, :, : p.q.shape[2] - prefix]
+        visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [·, P + W]
+    out = _by_place(queries, points, visible, p.dropout_p, p.score_scale)
     if not prefix:
-        return out
+        return queries.of_problem(out, p)
     head = points.prefix
     take = torch.ones(prefix, prefix, dtype=torch.bool, device=p.q.device).tril()[None, None]
     take = take if head.seen is None else take & head.seen.unsqueeze(2)
     take = take if visible is None else take & visible[:prefix, :prefix]
     bias = None if head.bias is None else head.bias.unsqueeze(2)
-    return torch.cat([fused(first, head.keys, head.values, take, bias, p.dropout_p), out], dim=2)
+    alone = fused(queries.prefix, head.keys, head.values, take, bias, p.dropout_p, p.score_scale)
+    return queries.of_problem(torch.cat([alone, out], dim=2), p)
 
 
-def _by_place(q: Tensor, points: CausalPool, visible: Tensor | None, dropout_p: float) -> Tensor:
-    """Queries [B, H, W, s, D] to outputs [B, H, W·s, Dv]: places fold into the batch."""
-    batch, _, windows, scale, _ = q.shape
-    prefix = points.prefix.keys.shape[2]
+def _by_place(
+    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None
+) -> Tensor:
+    """Outputs [B, H, (W − skipped)·s, Dv]: places fold into the batch."""
+    q, skipped = queries.rows, queries.skipped
+    batch, _, rows, scale, _ = q.shape
+    windows, prefix = points.keys.shape[2], points.prefix.keys.shape[2]
     if scale == 1:
-        return _tokens(q, points, visible, dropout_p)
+        return _tokens(queries, points, visible, dropout_p, scores)
 
     def by_place(x: Tensor) -> Tensor:  # [B, H, W, s, ...] to [B·s, H, W, ...]
         return x.movedim(3, 1).flatten(0, 1)
@@ -149,14 +176,14 @@ def _by_place(q: Tensor, points: CausalPool, visible: Tensor | None, dropout_p: 
         shared = complete.unsqueeze(1).expand(-1, scale, *complete.shape[1:]).flatten(0, 1)
         return torch.cat([shared, by_place(running)], dim=2)
 
-    earlier = torch.ones(windows, windows, dtype=torch.bool, device=q.device).tril(-1)
-    own = torch.eye(windows, dtype=torch.bool, device=q.device)
-    take = torch.cat([own.new_ones(windows, prefix), earlier, own], dim=1)[None]  # [1, W, P + 2W]
-    if visible is not None:  # [L, P + W] to [s, W, P + W]; a query's own window is the running one
-        rows = fit_length(visible[None, None, prefix:], windows * scale)[0, 0].unflatten(0, (windows, scale))
-        rows = rows.transpose(0, 1)
-        take = take & torch.cat([rows, rows[:, :, prefix:]], dim=2)
-    take = take.expand(scale, -1, -1).repeat(batch, 1, 1).unsqueeze(1)  # [B·s, 1, W, P + 2W]
+    earlier = torch.ones(rows, windows, dtype=torch.bool, device=q.device).tril(skipped - 1)
+    own = torch.eye(windows, dtype=torch.bool, device=q.device)[skipped:]
+    take = torch.cat([own.new_ones(rows, prefix), earlier, own], dim=1)[None]  # [1, rows, P + 2W]
+    if visible is not None:  # [·, P + W] to [s, rows, P + W]; a query's own window is the running one
+        shown = fit_length(visible[None, None, prefix:], rows * scale)[0, 0].unflatten(0, (rows, scale))
+        shown = shown.transpose(0, 1)
+        take = take & torch.cat([shown, shown[:, :, prefix:]], dim=2)
+    take = take.expand(scale, -1, -1).repeat(batch, 1, 1).unsqueeze(1)  # [B·s, 1, rows, P + 2W]
     if points.seen is not None:
         assert points.prefix.seen is not None
         head_seen, running_seen = (
@@ -169,33 +196,41 @@ def _by_place(q: Tensor, points: CausalPool, visible: Tensor | None, dropout_p: 
         head_bias, running_bias = points.prefix.bias.unsqueeze(-1), points.bias.unsqueeze(-1)
         bias = keys_of(head_bias, running_bias).squeeze(-1).unsqueeze(2)
     keys, values = keys_of(points.prefix.keys, points.keys), keys_of(points.prefix.values, points.values)
-    out = fused(by_place(q), keys, values, take, bias, dropout_p)
+    out = fused(by_place(q), keys, values, take, bias, dropout_p, scores)
     return out.unflatten(0, (batch, scale)).movedim(1, 3).flatten(2, 3)
 
 
-def _tokens(q: Tensor, points: CausalPool, visible: Tensor | None, dropout_p: float) -> Tensor:
+def _tokens(
+    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None
+) -> Tensor:
     """Plain causal attention: every window is one token."""
-    q, keys, values = (x.squeeze(3) for x in (q, points.keys, points.values))
+    q, keys, values = (x.squeeze(3) for x in (queries.rows, points.keys, points.values))
     if points.seen is None and points.bias is None and visible is None:
-        return _fused(q, keys, values, dropout_p=dropout_p, is_causal=True)
-    take = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
+        if not queries.skipped:
+            return _fused(q, keys, values, dropout_p=dropout_p, is_causal=True, scale=scores)
+        if q.shape[2] == 1:  # a step of decoding sees every key
+            return fused(q, keys, values, None, None, dropout_p, scores)
+    take = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(queries.skipped)[None, None]
     take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
     take = take if visible is None else take & visible
-    return fused(q, keys, values, take, None if points.bias is None else points.bias.squeeze(3).unsqueeze(2), dropout_p)
+    bias = None if points.bias is None else points.bias.squeeze(3).unsqueeze(2)
+    return fused(q, keys, values, take, bias, dropout_p, scores)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | None, dropout_p: float) -> Tensor:
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | None, dropout_p: float, scale: float | None
+) -> Tensor:
     """scaled_dot_product_attention, with zeros and zero gradients where a row sees no key. `take` keeps where True."""
     if take is None:
         mask = None if bias is None else bias.to(q.dtype)
-        return _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p)
+        return _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p, scale=scale)
     empty = ~take.any(-1, keepdim=True)
     mask = take | empty  # such a row may see everything: its output is thrown away
     if bias is not None:
         mask = bias.to(q.dtype).masked_fill(~mask, -torch.inf)
     elif q.is_cuda:
         mask = _additive(mask, q)
-    out = _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p)
+    out = _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p, scale=scale)
     return out.masked_fill(empty, 0.0)
 
 

@@ -40,6 +40,9 @@ class FeatureMap(Spec):
     finite: ClassVar[bool] = True
     """Whether Φ(x) can be written down; then the sum re-associates and costs O(N)."""
 
+    scaled: ClassVar[bool] = False
+    """Whether κ is a function of x·y/√D, so that another factor than 1/√D may be put on the scores."""
+
     def features(self, x: Tensor) -> Tensor:
         """Φ(x): [..., D] to [..., D_φ]."""
         raise NotImplementedError(f"{type(self).__name__} must implement features(x)")
@@ -73,6 +76,7 @@ class Exponential(FeatureMap):
     """
 
     finite: ClassVar[bool] = False
+    scaled: ClassVar[bool] = True
 
     def features(self, x: Tensor) -> Tensor:
         raise ValueError("Exponential() has infinitely many features; Taylor(degree) materialises its first ones")
@@ -103,6 +107,7 @@ class Taylor(FeatureMap):
     """
 
     degree: int = 2
+    scaled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("Taylor", "degree", self.degree, least=0)
@@ -177,6 +182,7 @@ class RandomFeatures(FeatureMap):
     count: int
     seed: int = 0
     fixed: ClassVar[tuple[str, ...]] = ("projection",)
+    scaled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count("RandomFeatures", "count", self.count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...dual import PoolBeforeProjection, Rewrite, RowConstantsCancel
 from ...kernels.cudnn import beside
 from ...kernels.native import layers as compiled
 from ...kernels.native import library as native
@@ -19,6 +20,11 @@ def refusal(p: LayerProblem) -> str | None:
     if max(p.scales) == 1:
         return "no head is pooled"
     return scaled.refusal(p, "ragged", "grouped")
+
+
+def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
+    """The identities that this route makes use of."""
+    return (RowConstantsCancel, PoolBeforeProjection)
 
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...dual import GroupHeadsByScale, Rewrite
 from ...kernels.cudnn import attention as cudnn
 from ...kernels.cudnn import beside
 from ..estimates import Estimate
@@ -29,6 +30,11 @@ def refusal(p: LayerProblem) -> str | None:
         return "no head is long enough for cuDNN's kernels to be the faster ones"
     q = stand_in(p, sizes.heads, sizes.tokens)
     return None if cudnn.usable(q, q, q) else "cuDNN's attention does not take these heads"
+
+
+def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
+    """Those of `grouped`; on the way back heads of one scale are one call."""
+    return (*grouped.rewrites(p), GroupHeadsByScale)
 
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:

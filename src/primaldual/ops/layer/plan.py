@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...dual import Expansion, derive
 from ..estimates import Estimate, device_of
 from ..plan import Candidate, duration, explanation
 from ..problem import UnsupportedError
@@ -42,6 +43,8 @@ class LayerPlan(NamedTuple):
     candidates: tuple[Candidate, ...]
     estimates: dict[str, Estimate]
     circumstances: str
+    expansion: Expansion
+    """What the layer computes: the expansion of its primal, with the rewrites that the route makes use of."""
 
     @property
     def reason(self) -> str:
@@ -57,7 +60,7 @@ class LayerPlan(NamedTuple):
 
     def explain(self) -> str:
         """What was chosen and why; then for each route what it would take, or why it cannot."""
-        return explanation(self.route, self.reason, self.candidates, self.estimates, self.circumstances)
+        return explanation(self.route, self.reason, self.candidates, self.estimates, self.circumstances, self.expansion)
 
 
 def choose(p: LayerProblem) -> LayerPlan:
@@ -75,8 +78,9 @@ def choose(p: LayerProblem) -> LayerPlan:
     device = device_of(p.x.device)
     mode = "" if not device.host else ", captured" if p.captured else ", eager"
     return LayerPlan(
-        best, asked, candidates, found, f"estimated for {str(p.dtype)[6:]}, {passes}{mode}, on {device.name}"
-    )
+        best, asked, candidates, found, f"estimated for {str(p.dtype)[6:]}, {passes}{mode}, on {device.name}",
+        derive(p.primal, ROUTES[best].rewrites(p)),
+    )  # fmt: skip
 
 
 def attend(p: LayerProblem, known: dict[object, str]) -> tuple[Tensor, Tensor | None]:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ...dual import GroupHeadsByScale, PoolBeforeProjection
+from ...dual import GroupHeadsByScale, PoolBeforeProjection, Rewrite
 from ...primal import AllKeys, Pooled, Primal
 from .._attention import attention
 from ..estimates import Estimate
+from ..plan import Plan
 from ..pooling import pool_tokens
 from ..problem import in_order, pick
 from .costs import attention_plan, of, products, together
@@ -35,6 +36,15 @@ def refusal(p: LayerProblem) -> str | None:
     if p.layer.impl == "reference":
         return "the reference projects every token"
     return not_alike(p)
+
+
+def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
+    """Those of this route, and those of the executor that attends."""
+    return (
+        PoolBeforeProjection,
+        GroupHeadsByScale,
+        *_plan(p, *GroupHeadsByScale.groups(p.scales)[0]).expansion.rewrites,
+    )
 
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
@@ -67,11 +77,13 @@ def estimate(p: LayerProblem) -> Estimate:
     parts += [(p.primal.training_set.points(s, tokens), 2 * len(heads) * dim) for s, heads in groups]
     each = len(groups)
     projections = products(p, parts, 1 + 4 * each, 3 + 8 * each, passes=2.0 * each)
-    attentions = [
-        of(attention_plan(p, _unpooled(p), len(heads), p.primal.training_set.points(s, tokens), p.executor))
-        for s, heads in groups
-    ]
-    return together(projections, *attentions)
+    return together(projections, *(of(_plan(p, s, heads)) for s, heads in groups))
+
+
+def _plan(p: LayerProblem, scale: int, heads: tuple[int, ...]) -> Plan:
+    """The attention of the heads of one scale."""
+    points = p.primal.training_set.points(scale, p.key.shape[1])
+    return attention_plan(p, _unpooled(p), len(heads), points, p.executor)
 
 
 def _unpooled(p: LayerProblem) -> Primal:

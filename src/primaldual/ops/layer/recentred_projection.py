@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dual import beta_of
+from ...dual import Rewrite, RowConstantsCancel, beta_of
 from ...kernels.cudnn import attention as cudnn
 from ...kernels.launching import launches
 from ...kernels.native import layers as compiled
@@ -35,6 +35,11 @@ def refusal(p: LayerProblem) -> str | None:
     if p.layer.impl == "reference":
         return "the reference maps queries and keys"
     return not_alike(p) or not_plain(p)
+
+
+def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
+    """The identities that this route makes use of."""
+    return (RowConstantsCancel,)
 
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:

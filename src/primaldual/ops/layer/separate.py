@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...dual import Rewrite
 from .. import masks
 from .._attention import attention
 from ..estimates import Estimate
+from ..plan import Plan
 from .costs import attention_plan, of, products, together
 from .problem import LayerProblem
 
@@ -24,6 +26,11 @@ BIASES = 3.0
 def refusal(p: LayerProblem) -> str | None:
     """Why this route cannot compute the problem: nothing stops it."""
     return None
+
+
+def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
+    """Those of the executor that attends."""
+    return _plan(p).expansion.rewrites
 
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
@@ -56,8 +63,13 @@ def estimate(p: LayerProblem) -> Estimate:
     else:
         parts = [(queries, columns), (keys, columns), (keys, columns)]
         projections = products(p, parts, 3, 9, BIASES if p.trains else 0.0)
+    return together(projections, of(_plan(p)))
+
+
+def _plan(p: LayerProblem) -> Plan:
+    """The attention of all heads."""
     primal = replace(p.primal, residual=False, bias=False)
-    return together(projections, of(attention_plan(p, primal, p.layer.num_heads, keys, p.executor)))
+    return attention_plan(p, primal, p.layer.num_heads, p.key.shape[1], p.executor)
 
 
 def _seen_by_all(p: LayerProblem) -> tuple[Tensor | None, Tensor | None, bool]:

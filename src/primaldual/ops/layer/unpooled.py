@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ...dual import Rewrite, RowConstantsCancel
 from ...kernels.native import layers as compiled
 from ...kernels.native import library as native
 from ...kernels.projection import unpooled
@@ -27,6 +28,11 @@ def refusal(p: LayerProblem) -> str | None:
         if not _replays(p) or p.dtype.itemsize != 2:
             return "heads that are re-centred and not scaled go this way through the compiled part alone"
     return None
+
+
+def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
+    """The identities that this route makes use of."""
+    return (RowConstantsCancel,)
 
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
