@@ -22,7 +22,7 @@ from ..dual.form import is_affine
 from ..kernels.launching import interpreted, without_triton
 from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
 from .pooling import Pool, causal_pool, fit_length, pool
-from .problem import Problem
+from .problem import Problem, accumulated
 from .statistics import moments
 
 CHUNK = 64
@@ -53,7 +53,20 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
         start = pad(problem.q, (0, 0, problem.query_offset, 0))
         out, _ = run(replace(problem, q=start, query_offset=0))
         return out[:, :, problem.query_offset :], None
-    return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
+    return problem.by_group(_attend_group)
+
+
+def _attend_group(p: Problem) -> tuple[Tensor, Tensor | None]:
+    """The kernels accumulate in float32; torch's products would round their sums."""
+    if _has_kernel(p) and (p.scale == 1 or not p.is_causal):
+        return _fused(p, _seen_by_queries(p) if p.is_causal else pool(p)), None
+    return accumulated(p, lambda p: ((_causal if p.is_causal else _attend)(p), None))
+
+
+def _seen_by_queries(p: Problem) -> Pool:
+    """Keys up to the last query; no later one is seen."""
+    seen = None if p.key_hidden is None else ~p.key_hidden
+    return Pool(*(None if x is None else x[:, :, : p.q.shape[2]] for x in (p.k, p.v, seen, p.key_bias)))  # type: ignore[arg-type]
 
 
 def _features(p: Problem, x: Tensor) -> Tensor:
@@ -64,8 +77,6 @@ def _features(p: Problem, x: Tensor) -> Tensor:
 
 def _attend(p: Problem) -> Tensor:
     points = pool(p)
-    if _has_kernel(p):
-        return _fused(p, points)
     q, keys = p.q, points.keys
     for map_ in p.primal.point_maps:
         found = moments(map_, keys, points.seen)
@@ -77,10 +88,6 @@ def _attend(p: Problem) -> Tensor:
 
 
 def _causal(p: Problem) -> Tensor:
-    if p.scale == 1 and _has_kernel(p):
-        seen = None if p.key_hidden is None else ~p.key_hidden
-        visible = (None if x is None else x[:, :, : p.q.shape[2]] for x in (p.k, p.v, seen, p.key_bias))
-        return _fused(p, Pool(*visible))  # type: ignore[arg-type]
     points = causal_pool(p)
     prefix, windows, scale = points.prefix.keys.shape[2], points.keys.shape[2], p.scale
     none = Moments(None, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -227,6 +229,28 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
                 f"parameters[{name!r}] must have shape {tuple(known[name].shape)}, got {tuple(value.shape)}"
             )
     return given
+
+
+def accumulated(p: Problem, run: Callable[[Problem], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """What `run` gives in at least float32, rounded back: sums of many keys leave the range of float16.
+
+    Autocast would round every product; here it says what the result is rounded to.
+    """
+    device, dtype = p.q.device.type, p.q.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if wide == dtype and not autocast:
+        return run(p)
+    target = torch.get_autocast_dtype(device) if autocast and dtype != torch.float64 else dtype
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
+        tensors: dict[str, Any] = {n: _floats(getattr(p, n), wide) for n in ("q", "k", "v", "key_bias", "attn_bias")}
+        learned: dict[str, Any] = {n: _floats(x, wide) for n, x in p.parameters.items()}
+        out, weights = run(replace(p, **tensors, parameters=learned))
+    return out.to(target), None if weights is None else weights.to(target)
+
+
+def _floats(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return x if x is None else x.to(torch.promote_types(x.dtype, dtype))
 
 
 def with_usual_scale(p: Problem) -> Problem:

@@ -1,4 +1,4 @@
-"""The formula, dense and readable, at any dtype. It decides what is correct.
+"""The formula, dense and readable, at any dtype, in at least float32. It decides what is correct.
 
     out_i = Σ_{j∈S} κ(T q_i, T k_j) v_j / h(T q_i)
 
@@ -16,7 +16,7 @@ from torch.nn.functional import dropout
 from ..dual import GroupHeadsByScale, Rewrite
 from ..dual.form import pooling_of
 from ..primal import Exponential, KernelSum, Moments
-from .problem import Problem
+from .problem import Problem, accumulated
 
 
 class ZeroNormalizerError(ArithmeticError):
@@ -38,7 +38,7 @@ def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv], and weights [B, H, L, S] where they are asked for."""
-    return problem.by_group(_attend)
+    return accumulated(problem, lambda p: p.by_group(_attend))
 
 
 def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
