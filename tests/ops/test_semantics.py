@@ -182,3 +182,29 @@ def test_an_unnormalised_exponential_overflows_to_inf() -> None:
     q = torch.full((1, 1, 2, 1), 40.0)
     hidden = torch.tensor([[False, True]])
     assert (attention(q, q, torch.ones_like(q), Primal(normalizer=Unit()), key_padding_mask=hidden) == torch.inf).all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "bn", "bn+sh", "linear-bn", "sparse-bn", "qk-norm"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_key_that_is_not_a_number_is_never_lost(name: str, causal: bool) -> None:
+    if causal and mechanism(name).causal_refusal(8):
+        return
+    q, k, v = (torch.randn(1, 8, 16, 4, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    k[0, :, 3, 2] = torch.nan
+    expected = attention(q, k, v, name, impl="reference", is_causal=causal).isnan()
+    found = attention(q, k, v, name, is_causal=causal).isnan()  # torch spreads it to rows whose mask hides that key
+    assert expected.any() and (found | ~expected).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_far_from_zero_cost_no_accuracy_beside_the_reference(causal: bool) -> None:
+    q, k, v = (torch.randn(1, 2, 64, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+
+    def keys_gradient(dtype: torch.dtype, impl: str) -> torch.Tensor:
+        x, y, z = ((t + far).to(dtype).clone().requires_grad_() for t, far in ((q, 1000), (k, 1000), (v, 0)))
+        attention(x, y, z, "bn", impl=impl, is_causal=causal).square().sum().backward()
+        return y.grad.double()
+
+    truth = keys_gradient(torch.float64, "reference")
+    off = [float((keys_gradient(torch.float32, impl) - truth).abs().max()) for impl in ("sdpa", "reference")]
+    assert off[0] < 1.5 * off[1]

@@ -18,7 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ..dual import GroupHeadsByScale, Rewrite, RowConstantsCancel, derive, form_of
 from ..kernels.cudnn import attention as cudnn
-from ..primal import Exponential, KernelSum, Moments
+from ..primal import Exponential, KernelSum, Moments, PointMap
 from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
 from .pooling import visible as visible_of
 from .problem import Problem
@@ -82,9 +82,18 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
             assert take is not None
             found = masked_moments(last, keys, take)
         q = RowConstantsCancel.query(q, last, found, p.parameters)
-        if last.needs == "variance":
-            keys = keys - keys.detach().mean(2, keepdim=True)  # cancels, and keeps large 1/σ² from magnifying rounding
+        if _far(last, keys):
+            keys = keys - keys.detach().mean(2, keepdim=True)  # cancels
     return q, points._replace(keys=keys), take
+
+
+def _far(last: PointMap, keys: Tensor) -> bool:
+    """Whether keys are to be brought near 0, which cancels, before they are scored.
+
+    Where they lie far from it, what a mapped query makes of that is large, and what its rounding leaves of the rest is
+    little; 1/σ² magnifies it. In 16 bits the keys themselves are as coarse as that.
+    """
+    return last.needs == "variance" or (last.needs == "mean" and keys.dtype.itemsize > 2)
 
 
 class CausalQueries(NamedTuple):
@@ -122,7 +131,7 @@ def one_sided_causal(p: Problem) -> tuple[CausalQueries, CausalPool]:
             of_rest = Moments(*(x if x is None else x[:, :, skipped:] for x in of_rest))
         first = RowConstantsCancel.query(first, last, of_first, p.parameters)
         rest = RowConstantsCancel.query(rest, last, of_rest, p.parameters)
-        if last.needs == "variance":  # as above
+        if _far(last, points.keys):
             origin = first_key(points)
             head = points.prefix._replace(keys=points.prefix.keys - origin)
             points = points._replace(prefix=head, keys=points.keys - origin.unsqueeze(3))
@@ -137,7 +146,17 @@ def _attend(p: Problem) -> Tensor:
     bias = None if points.bias is None else points.bias.unsqueeze(2)
     if p.attn_bias is not None:
         bias = p.attn_bias if bias is None else bias + p.attn_bias
-    return fused(q, points.keys, points.values, take, bias, p.dropout_p, p.score_scale)
+    return _keep_nan(fused(q, points.keys, points.values, take, bias, p.dropout_p, p.score_scale), q, p)
+
+
+def _keep_nan(out: Tensor, q: Tensor, p: Problem) -> Tensor:
+    """A key that is not a number makes the statistics so, and with them every mapped query and its output.
+
+    torch's kernel for CPUs gives zeros for such a query where there are fewer than 16 keys.
+    """
+    if q.device.type != "cpu" or p.expansion.query_map is None:
+        return out
+    return out.masked_fill(q.isnan().any(-1, keepdim=True), torch.nan)
 
 
 def _causal(p: Problem) -> Tensor:
@@ -148,14 +167,15 @@ def _causal(p: Problem) -> Tensor:
         visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [·, P + W]
     out = _by_place(queries, points, visible, p.dropout_p, p.score_scale)
     if not prefix:
-        return queries.of_problem(out, p)
+        return _keep_nan(queries.of_problem(out, p), queries.of_problem(queries.rows.flatten(2, 3), p), p)
     head = points.prefix
     take = torch.ones(prefix, prefix, dtype=torch.bool, device=p.q.device).tril()[None, None]
     take = take if head.seen is None else take & head.seen.unsqueeze(2)
     take = take if visible is None else take & visible[:prefix, :prefix]
     bias = None if head.bias is None else head.bias.unsqueeze(2)
     alone = fused(queries.prefix, head.keys, head.values, take, bias, p.dropout_p, p.score_scale)
-    return queries.of_problem(torch.cat([alone, out], dim=2), p)
+    mapped = torch.cat([queries.prefix, queries.rows.flatten(2, 3)], dim=2)
+    return _keep_nan(queries.of_problem(torch.cat([alone, out], dim=2), p), queries.of_problem(mapped, p), p)
 
 
 def _by_place(
