@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import MultiheadAttention, Primal, derive, mechanism, mechanisms
-from primaldual.primal import BatchNorm, FeatureMap, KernelSum, PointMap, Recenter, Taylor
+from primaldual.primal import BatchNorm, Exponential, FeatureMap, KernelSum, PointMap, Recenter, Taylor
 
 SECTIONS = [
     "The primal layer", "The regression", "Stationarity of the Lagrangian", "The support vector expansion",
@@ -55,6 +55,20 @@ def test_parts_of_one_s_own_appear_by_name() -> None:
 
     said = derive(Primal(features=Wave(), inputs=(Bend(),))).explain()
     assert "Φ(x) = Wave(x)" in said and "Φ(Bend(q_i))·Φ(Bend(k_j))" in said and "Re-association" in said
+
+
+def test_a_subclass_is_not_explained_as_its_parent() -> None:
+    class Cooler(Exponential):
+        def log_kernel(self, x, y):
+            return 0.5 * super().log_kernel(x, y)
+
+    class Doubled(KernelSum):
+        def h(self, x, kernel_sum):
+            return 2 * kernel_sum
+
+    assert "softmax" not in derive(Primal(features=Cooler())).explain()
+    said = derive(Primal(normalizer=Doubled())).explain()
+    assert "softmax" not in said and "exp(" in said
 
 
 def test_what_is_relaxed_depends_on_the_bias() -> None:

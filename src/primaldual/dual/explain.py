@@ -109,14 +109,12 @@ def _expansion(p: Primal) -> Section:
     ]
     q, k = _mapped(p, "q_i"), _mapped(p, "k_j")
     q_latex, k_latex = _mapped(p, "q_i", latex=True), _mapped(p, "k_j", latex=True)
-    if isinstance(p.features, Exponential):
+    if type(p.features) is Exponential:
         score, score_latex = f"[{q}]·[{k}]/√D", rf"[{q_latex}]^\top[{k_latex}]/\sqrt{{D}}"
         if not p.inputs:
             score, score_latex = "q_i·k_j/√D", r"q_i^\top k_j/\sqrt{D}"
-        name, name_latex = (
-            ("softmax_j", r"\mathrm{softmax}_j") if isinstance(p.normalizer, KernelSum) else ("exp", r"\exp")
-        )
-        over = "" if isinstance(p.normalizer, KernelSum | Unit) else " / h(Tq_i)"
+        name, name_latex = ("softmax_j", r"\mathrm{softmax}_j") if type(p.normalizer) is KernelSum else ("exp", r"\exp")
+        over = "" if type(p.normalizer) in (KernelSum, Unit) else " / h(Tq_i)"
         over_latex = rf"\,/\,{p.normalizer.latex('Tq_i')}" if over else ""
         lines += [
             say(
@@ -197,13 +195,13 @@ def _one_sided(p: Primal) -> tuple[str, str]:
     q_latex, k_latex = "q_i", "k_j"
     for map_ in earlier:
         q, k, q_latex, k_latex = map_.text(q), map_.text(k), map_.latex(q_latex), map_.latex(k_latex)
-    if isinstance(last, BatchNorm):
+    if type(last) is BatchNorm:
         shift = Recenter(last.beta, last.learnable)
         q, q_latex = (
             f"({shift.text(q)}) ⊙ (σ² + {last.eps:g})^(−1)",
             rf"({shift.latex(q_latex)})\odot(\sigma^2+\epsilon)^{{-1}}",
         )
-    elif isinstance(last, Recenter):
+    elif type(last) is Recenter:
         q, q_latex = last.text(q), last.latex(q_latex)
     else:
         q, q_latex = f"({q} − a) ⊙ c²", rf"({q_latex}-a)\odot c^2"

@@ -31,7 +31,11 @@ class Form(NamedTuple):
     """What is known of a primal."""
 
     softmax: bool
-    """κ is the exponential and h its sum, so that a factor per query cancels."""
+    """κ is the exponential of q·k/√D and h its sum, so that a factor per query cancels."""
+    log_kernel: bool
+    """κ is exp(`log_kernel`), of the library or of one's own, so that it can be shifted before it overflows."""
+    kernel_sum: bool
+    """h is Σ κ."""
     finite: bool
     """κ(x, y) = Φ(x)·Φ(y) with a Φ that can be written down, so that the sum may re-associate."""
     token_maps: bool
@@ -71,6 +75,8 @@ def form_of(primal: Primal) -> Form:
         subset = "all"
     return Form(
         softmax=type(primal.features) is Exponential and type(primal.normalizer) is KernelSum,
+        log_kernel=isinstance(primal.features, Exponential) and _inherits(primal.features, Exponential, "kernel"),
+        kernel_sum=isinstance(primal.normalizer, KernelSum) and _inherits(primal.normalizer, KernelSum, "h"),
         finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel"),
         token_maps=bool(primal.token_maps),
         maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
-from ..dual import GroupHeadsByScale, Rewrite
+from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import pooling_of
-from ..primal import Exponential, KernelSum, Moments
+from ..primal import Exponential, Moments
 from .problem import Problem, accumulated
 
 
@@ -70,9 +70,10 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
         bias = bias + p.attn_bias
 
     # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range
-    exponential = isinstance(primal.features, Exponential) and type(primal.features).kernel is Exponential.kernel
-    softmax = exponential and type(primal.normalizer).h is KernelSum.h
-    if isinstance(primal.features, Exponential) and exponential:
+    form = form_of(primal)
+    softmax = form.log_kernel and form.kernel_sum
+    if form.log_kernel:
+        assert isinstance(primal.features, Exponential)
         scores = (_rows(primal.features.log_kernel(x, keys)) + bias).masked_fill(~seen, -torch.inf)
         if softmax:
             scores = scores - scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
