@@ -30,7 +30,7 @@ CASES = [
     ("bn", mechanism("bn"), 4, 2048, 1.10),
     ("sh", mechanism("sh", scales=(1, 1, 2, 2, 4, 4, 8, 8)), 4, 2048, 0.60),
     ("bn+sh", mechanism("bn+sh", scales=(1, 1, 2, 2, 4, 4, 8, 8)), 4, 2048, None),
-    ("sparse", mechanism("sparse"), 4, 2048, None),
+    ("sparse", mechanism("sparse", stride="sqrt"), 4, 2048, None),
     ("linear", mechanism("linear"), 1, 16384, 0.05),
     ("linear, causal", mechanism("linear"), 1, 16384, None),
 ]

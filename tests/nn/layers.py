@@ -24,7 +24,8 @@ from primaldual.primal import (
 
 E, H, N, L = 16, 4, 2, 9
 
-LAYERS = {name: mechanism(name) for name in mechanisms()} | {
+NAMED = {name: mechanism(name, **({"stride": 3} if name.startswith("sparse") else {})) for name in mechanisms()}
+LAYERS = NAMED | {
     "learnable beta": mechanism("bn", beta=0.5, learnable=True),
     "learnable beta, apart scales": mechanism("bn+sh", beta=0.5, learnable=True, scales=(2, 1, 2, 1)),
     "full bn, learnable, pooled": mechanism("bn+sh", full=True, learnable=True, scales=(1, 3, 3, 2)),
@@ -51,7 +52,6 @@ LAYERS = {name: mechanism(name) for name in mechanisms()} | {
 
 NOT_CAUSAL = {name for name, primal in LAYERS.items() if primal.causal_refusal(H)}
 GRIDDED = {"conv2d", "pooled over a grid"}
-STRIDE_OF_THE_LENGTH = {name for name in mechanisms() if name.startswith("sparse")}
 
 MASKS = {
     "no mask": None,

@@ -115,7 +115,7 @@ def stack(layer: nn.TransformerEncoderLayer, nested: bool) -> nn.TransformerEnco
 )
 @pytest.mark.parametrize("name", mechanisms())
 def test_torchs_encoder_of_our_blocks_computes_the_mechanism_in_every_mode(name, training, nested):
-    encoder = stack(block(name), nested).train(training)
+    encoder = stack(block(LAYERS[name]), nested).train(training)
     x = torch.randn(N, L, E, dtype=torch.float64)
     softmax = nn.TransformerEncoder(torch_block(encoder.layers[0]), 2, enable_nested_tensor=False).train(training)
     for masks, call in (
@@ -183,7 +183,7 @@ def test_our_attention_inside_torchs_own_encoder_is_called_in_every_mode(name, n
 def test_our_attention_inside_torchs_own_layer_is_not_torchs(name):
     theirs = torch_block().eval()
     nn.init.normal_(theirs.self_attn.in_proj_weight, std=0.5)
-    ours = with_ours(copy.deepcopy(theirs), name)
+    ours = with_ours(copy.deepcopy(theirs), LAYERS[name])
     x = torch.randn(N, L, E, dtype=torch.float64)
     with torch.no_grad():
         assert (ours(x) - theirs(x)).abs().max() > 1e-2 or mechanism(name).learned(H, E // H)

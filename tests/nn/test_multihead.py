@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nn.layers import GRIDDED, LAYERS, MASKS, NOT_CAUSAL, STRIDE_OF_THE_LENGTH, E, H, L, N, each, make, reference_of
+from nn.layers import GRIDDED, LAYERS, MASKS, NOT_CAUSAL, E, H, L, N, each, make, reference_of
 from primaldual import MultiheadAttention, Primal, attention, mechanism
 from primaldual.ops import CausalFormError, UnsupportedError
 from primaldual.primal import DepthwiseConv1d, Pooled, Recenter, Unit
@@ -93,7 +93,7 @@ def test_weights_come_with_the_same_output_and_sum_to_one(primal):
         torch.testing.assert_close(total, torch.ones_like(total), **CLOSE)
 
 
-@each(without=GRIDDED | STRIDE_OF_THE_LENGTH)
+@each(without=GRIDDED)
 def test_padding_never_changes_what_is_kept(primal):
     layer, x = make(primal), torch.randn(1, 6, E, dtype=torch.float64)
     longer = torch.cat([x, torch.randn(1, 3, E, dtype=torch.float64)], dim=1)

@@ -62,7 +62,7 @@ def test_memory_and_masks_grow_as_what_is_kept() -> None:
     """Where all scores would take 32 GiB a head."""
     q, k, v = tensors(131072)
     torch.cuda.reset_peak_memory_stats()
-    for pattern in PATTERNS.values():
+    for pattern in (Strided(None), Fixed(None, 2), Window(64)):
         out = attention(q, k, v, Primal(training_set=Sparse(pattern)), impl="block_sparse")
         assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), (q, k, v)))
     assert torch.cuda.max_memory_allocated() < 2**32

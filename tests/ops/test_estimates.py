@@ -137,13 +137,13 @@ def sparse(length: int, batch: int, primal: Primal, monkeypatch: pytest.MonkeyPa
     return describe(problem, backward=True, captured=False)._replace(device=H200)
 
 
-STRIDED = Primal(training_set=Sparse(Strided()))
-STRIDED_SH = Primal(training_set=Sparse(Strided(), Pooled(SH)))
+STRIDED = Primal(training_set=Sparse(Strided(None)))
+STRIDED_SH = Primal(training_set=Sparse(Strided(None), Pooled(SH)))
 
 
 @pytest.mark.parametrize(
     ("primal", "measured"),
-    [(STRIDED, 3750), (Primal(training_set=Sparse(Fixed())), 4180), (Primal(training_set=Sparse(Window(64))), 1600),
+    [(STRIDED, 3750), (Primal(training_set=Sparse(Fixed(None))), 4180), (Primal(training_set=Sparse(Window(64))), 1600),
      (STRIDED_SH, 14500)],
     ids=["strided", "fixed", "window", "strided+sh"],
 )  # fmt: skip
@@ -185,7 +185,8 @@ def test_linear_attention_moves_four_tensors() -> None:
 )  # fmt: skip
 def test_a_cpu_takes_what_was_measured(name: str, batch: int, length: int, causal: bool, measured: float) -> None:
     x = torch.empty(batch, 8, length, 64, device="meta")
-    problem = Problem(Expansion(mechanism(name)), x, x, x, is_causal=causal)
+    primal = mechanism(name, **({"stride": "sqrt"} if name == "sparse" else {}))
+    problem = Problem(Expansion(primal), x, x, x, is_causal=causal)
     described = describe(problem, backward=True, captured=False)
     impl = {"sparse": "block_sparse", "linear": "linear"}.get(name, "sdpa")
     found = estimate(impl, described)

@@ -33,9 +33,9 @@ PRIMALS = {
     "sh": mechanism("sh", scales=(8, 1, 2, 3)),
     "bn+sh": mechanism("bn+sh", learnable=True, scales=(4, 1, 2, 1)),
     "long windows": mechanism("bn+sh", scales=(100, 1, 70, 2)),
-    "strided": mechanism("sparse-bn+sh", pattern=Strided(), scales=(4, 1, 2, 1)),
+    "strided": mechanism("sparse-bn+sh", pattern=Strided(None), scales=(4, 1, 2, 1)),
     "fixed": mechanism("sparse", pattern=Fixed(None, 2)),
-    "window": mechanism("sparse-sh", pattern=Window(), scales=(4, 1, 2, 1)),
+    "window": mechanism("sparse-sh", pattern=Window(None), scales=(4, 1, 2, 1)),
 }
 WAYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "as planned": nullcontext,

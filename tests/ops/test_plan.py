@@ -20,7 +20,7 @@ EXPECTED |= {name: "block_sparse" for name in mechanisms() if name.startswith("s
 
 @pytest.mark.parametrize("name", mechanisms())
 def test_each_mechanism_has_its_executor(name: str) -> None:
-    long = torch.randn(1, 8, 1024, 4)
+    long = torch.randn(1, 8, 4096, 4)
     chosen = plan(long, long, long, name)
     assert chosen.impl == EXPECTED[name]
     lines = chosen.explain().splitlines()
@@ -60,7 +60,7 @@ def test_few_keys_are_not_worth_taking_apart() -> None:
     assert plan(q, q, q, "sparse", impl="block_sparse").impl == "block_sparse"
 
 
-@pytest.mark.parametrize("pattern", [Strided(), Fixed(), Window(3), Window(16)], ids=str)
+@pytest.mark.parametrize("pattern", [Strided(8), Strided(), Fixed(8), Fixed(), Window(3), Window(16)], ids=str)
 @pytest.mark.parametrize("length", [30, 100, 300, 500, 1000])
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_on_a_cpu_pieces_are_taken_where_they_score_a_fifth_of_the_keys(
@@ -78,7 +78,8 @@ def test_on_a_cpu_pieces_are_taken_where_they_score_a_fifth_of_the_keys(
 def test_on_a_gpu_pieces_in_plain_torch_pay_in_long_sequences_alone(length: int, batch: int, winner: str) -> None:
     """With dropout FlexAttention does not run: at 93 steps a layer took 1.7 ms in pieces."""
     x = torch.empty(batch, 8, length, 8, device="meta", dtype=torch.bfloat16)
-    pieces = describe(Problem(Expansion(mechanism("sparse")), x, x, x, dropout_p=0.1), True, True)
+    primal = mechanism("sparse", stride="sqrt")
+    pieces = describe(Problem(Expansion(primal), x, x, x, dropout_p=0.1), True, True)
     work = pieces._replace(device=H200, plain=True)
     found = {impl: estimate(impl, work).seconds for impl in ("sdpa", "block_sparse")}
     assert min(found, key=found.__getitem__) == winner
@@ -86,7 +87,7 @@ def test_on_a_gpu_pieces_in_plain_torch_pay_in_long_sequences_alone(length: int,
         assert found["block_sparse"] == pytest.approx(1.7e-3, rel=0.3)
 
 
-@pytest.mark.parametrize("pattern", [Strided(), Fixed(), Window(16)], ids=str)
+@pytest.mark.parametrize("pattern", [Strided(), Strided(None), Fixed(), Window(16)], ids=str)
 @pytest.mark.parametrize(("length", "batch"), [(93, 320), (405, 320), (1000, 40), (1751, 320), (2048, 8)])
 def test_on_a_gpu_patterns_with_dropout_are_kept_by_our_kernel(pattern: Pattern, length: int, batch: int) -> None:
     x = torch.empty(batch, 8, length, 16, device="meta", dtype=torch.bfloat16)
@@ -107,7 +108,7 @@ def test_on_a_gpu_patterns_with_dropout_are_kept_by_our_kernel(pattern: Pattern,
 def test_on_a_gpu_long_patterns_without_dropout_stay_with_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_sparse, "_flex_runs", lambda p: True)
     x = torch.empty(2, 8, 16384, 64, device="meta", dtype=torch.bfloat16)
-    problem = Problem(Expansion(mechanism("sparse")), x, x, x)
+    problem = Problem(Expansion(mechanism("sparse", stride="sqrt")), x, x, x)
     for captured in (False, True):
         work = describe(problem, True, captured)._replace(device=H200)
         assert estimate("block_sparse", work).seconds < estimate("ragged", work).seconds

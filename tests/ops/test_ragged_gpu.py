@@ -300,7 +300,7 @@ def test_strided_queries_where_blocks_add_to_dq() -> None:
         assert_bits_but_the_last(mine, other)
 
 
-PATTERNS = [Strided(), Fixed(None, 2), Window()]
+PATTERNS = [Strided(None), Fixed(None, 2), Window(None)]
 
 
 def sparse(name: str, pattern: Pattern) -> Primal:
@@ -340,7 +340,7 @@ def test_sparse_heads_are_swept_and_added_up(pattern: Pattern, dim: int) -> None
 @pytest.mark.parametrize("padded", [False, True], ids=["plain", "padded"])
 @pytest.mark.parametrize("dim", [16, 64])
 def test_a_captured_sparse_step_equals_the_eager_one(dim: int, padded: bool) -> None:
-    qkv, primal = tensors(129, dim), sparse("sparse-bn+sh", Strided())
+    qkv, primal = tensors(129, dim), sparse("sparse-bn+sh", Strided(None))
     hidden = torch.rand(2, 129, device="cuda") < 0.3 if padded else None
 
     def step() -> tuple[torch.Tensor, ...]:
@@ -358,7 +358,7 @@ def test_a_captured_sparse_step_equals_the_eager_one(dim: int, padded: bool) -> 
 
 
 def test_sparse_heads_compile_into_one_graph_with_inductor() -> None:
-    leaves, primal = tensors(), sparse("sparse-bn+sh", Strided())
+    leaves, primal = tensors(), sparse("sparse-bn+sh", Strided(None))
 
     def attend(q, k, v):
         return attention(q, k, v, primal, impl="ragged")
@@ -375,7 +375,7 @@ def test_sparse_heads_compile_into_one_graph_with_inductor() -> None:
 @pytest.mark.parametrize("name", ["sparse", "sparse-bn+sh"])
 def test_sparse_heads_with_dropout_are_ours(name: str) -> None:
     q, k, v = tensors(1000)
-    primal = sparse(name, Strided())
+    primal = sparse(name, Strided(None))
     with torch.cuda.stream(torch.cuda.Stream()):  # as captured: in eager mode work so small is the host's
         chosen = plan(q, k, v, primal, dropout_p=0.1)
     assert chosen.impl == "ragged"

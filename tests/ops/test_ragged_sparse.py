@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Conversion of an array:DeprecationWarning", "ignore:.*encountered in:RuntimeWarning"
 )
 SCALES = (4, 1, 3)
-PATTERNS = {"strided": Strided(), "fixed": Fixed(6, 2), "window": Window(4)}
+PATTERNS = {"strided": Strided(None), "fixed": Fixed(6, 2), "window": Window(4)}
 MECHANISMS = {
     f"{name} {pattern}": mechanism(name, pattern=PATTERNS[pattern], **({"scales": SCALES} if "sh" in name else {}))
     for name in ("sparse", "sparse-bn", "sparse-sh", "sparse-bn+sh")
@@ -71,7 +71,7 @@ def test_several_blocks(name: str, way: str) -> None:
 
 @on_cpu
 @pytest.mark.parametrize("shape", [(9, 41, 8, 8), (41, 9, 8, 8), (1, 1, 8, 8)], ids=str)
-@pytest.mark.parametrize("pattern", [Strided(3), Fixed(), Window(2), Window(0)], ids=str)
+@pytest.mark.parametrize("pattern", [Strided(3), Fixed(None), Window(2), Window(0)], ids=str)
 def test_unequal_lengths(pattern: Pattern, shape: tuple[int, int, int, int]) -> None:
     """Queries beyond a window's reach see nothing."""
     primal = mechanism("sparse-bn+sh", pattern=pattern, scales=(2, 1))
@@ -224,7 +224,7 @@ x = torch.randn(1, 2, 6, 8)
 @pytest.mark.parametrize(
     ("pattern", "is_causal", "says"),
     [
-        (Strided(), True, r"no causal form of sparse patterns.*'block_sparse' can"),
+        (Strided(8), True, r"no causal form of sparse patterns.*'block_sparse' can"),
         (Even(), False, r"Pattern.pieces.*'sdpa' can"),
         (TwoBands(), False, r"one band and one residue class"),
         (OtherSummaries(), False, r"blocks and their summaries"),
@@ -238,7 +238,7 @@ def test_an_error_in_place_of_wrong_numbers(pattern: Pattern, is_causal: bool, s
 
 def test_long_periods_of_long_sequences_are_refused() -> None:
     """Where the points of other residue classes would come too close on the circle."""
-    assert ragged_marks.refusal(Strided(), 65536, 65536) is None
+    assert ragged_marks.refusal(Strided(None), 65536, 65536) is None
     assert ragged_marks.refusal(Strided(20000), 25000, 25000) is None
     assert "modulo 20000" in (ragged_marks.refusal(Strided(20000), 65536, 65536) or "")
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from primaldual import Primal, attention, mechanism
 from primaldual.ops import UnsupportedError, ZeroNormalizerError
-from primaldual.primal import KernelSum, Pooled, Taylor, Unit
+from primaldual.primal import KernelSum, Pooled, Taylor, Unit, Window
 from support.battery import CASES, HEADS, PRIMALS, Case, exists, inputs, parameters
 
 
@@ -98,7 +98,7 @@ def test_causal_statistics_take_one_vote_per_complete_window_and_one_for_the_run
 
 def test_sparse_statistics_are_over_all_keys_not_the_subset() -> None:
     q, k, v = (torch.randn(1, 1, 9, 2, dtype=torch.float64) for _ in range(3))
-    primal = mechanism("sparse-bn", pattern="window")
+    primal = mechanism("sparse-bn", pattern=Window(3))
     mu = k.mean(2, keepdim=True)
     keep = (torch.arange(9)[:, None] - torch.arange(9)).abs() <= 3
     scores = ((q - mu) @ (k - mu).transpose(-1, -2) / 2**0.5).masked_fill(~keep, -torch.inf)
@@ -126,8 +126,8 @@ def test_the_causal_mask_as_attn_mask_is_the_causal_form_for_unpooled_heads() ->
     q, k, v = (torch.randn(1, 4, 9, 4, dtype=torch.float64) for _ in range(3))
     mask = torch.ones(9, 9, dtype=torch.bool).triu(1)
     for name in ("softmax", "bn", "linear", "qk-norm", "sparse-bn"):
-        masked = attention(q, k, v, name, attn_mask=mask)
-        torch.testing.assert_close(attention(q, k, v, name, is_causal=True), masked, rtol=0, atol=1e-10)
+        masked = attention(q, k, v, PRIMALS[name], attn_mask=mask)
+        torch.testing.assert_close(attention(q, k, v, PRIMALS[name], is_causal=True), masked, rtol=0, atol=1e-10)
 
 
 def test_a_zero_normaliser_is_an_error_in_the_reference() -> None:

@@ -11,7 +11,7 @@ from primaldual.paper import sweep_text
 from primaldual.paper.numbers import SCALES
 from primaldual.paper.sweeps import VALUES, Sweep
 from primaldual.paper.swept import swept
-from primaldual.primal import mechanism
+from primaldual.primal import Strided, mechanism
 
 SETS = ("JapaneseVowels", "NATOPS")
 BETA = Sweep("beta", "bn", (0.0, 0.5, 1.0), SETS, (0, 1))
@@ -165,3 +165,8 @@ def test_the_plot_is_a_picture():
         made = sweep_plot(swept(sweep, records(sweep)))
         assert made is not None and made.startswith(b"\x89PNG")
     assert sweep_plot(swept(BETA, [])) is None
+
+
+def test_a_sweep_of_sparse_attention_has_the_stride_of_the_table():
+    tried = Sweep("beta", "sparse-bn", (0.0, 0.3), ("Handwriting",)).runs()
+    assert len(tried) == 2 and {run.primal.training_set.pattern for run in tried} == {Strided(None)}

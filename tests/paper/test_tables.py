@@ -1,5 +1,7 @@
 """The paper's numbers, and the runs behind them."""
 
+import json
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -11,6 +13,8 @@ from primaldual.models import SeriesTransformer
 from primaldual.paper import runs, table, tables
 from primaldual.paper.numbers import AVERAGE, BETAS
 from primaldual.training import Record
+
+RECORDS = Path(__file__).parents[2] / "results" / "h200" / "runs"
 
 
 @pytest.mark.parametrize("name", tables())
@@ -62,6 +66,14 @@ def test_beta_and_scales_are_the_set_s_and_the_family_s_own():
     assert of("table-uea-sparse", "PEMS-SF", "sparse-sh").training_set.over.scales == (1, 1, 2, 2, 4, 4, 8, 8)
 
 
+def test_the_committed_records_of_sparse_attention_are_those_of_its_table():
+    records = [Record.from_dict(json.loads(path.read_text("utf-8"))) for path in sorted(RECORDS.glob("*.json"))]
+    sparse = [one for one in records if one.mechanism["training_set"]["kind"] == "Sparse"]
+    assert {one.mechanism["training_set"]["pattern"]["stride"] for one in sparse} == {None}
+    found = [one.key for run in runs("table-uea-sparse", dtype="bfloat16") for one in run.find(records).values()]
+    assert sorted(found) == [one.key for one in sparse] and len(found) == 120
+
+
 def test_tables_share_runs():
     (mine,), (theirs,) = (runs(name, ["PEMS-SF"], ["softmax"]) for name in ("table-uea", "table-uea-linear"))
     assert mine == theirs
@@ -72,10 +84,10 @@ def test_tables_share_runs():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("table-eua",), "did you mean table-uea"),
-        (("table-uea", ["Handwritting"]), "did you mean Handwriting"),
+        (("table-eua",), "did you mean 'table-uea'"),
+        (("table-uea", ["Handwritting"]), "did you mean 'Handwriting'"),
         (("table-uea", ["IEEEPPG"]), "table-uea has no set 'IEEEPPG'"),
-        (("table-uea", None, ["softmx"]), "did you mean softmax"),
+        (("table-uea", None, ["softmx"]), "did you mean 'softmax'"),
         (("table-uea", []), "nothing chosen"),
         (("table-regression", None, ["linear-bn"]), "no β of linear-bn for AppliancesEnergy"),
     ],

@@ -1,5 +1,7 @@
 """The paper's mechanisms by name."""
 
+import re
+
 import pytest
 import torch
 
@@ -80,6 +82,8 @@ def test_the_primal_without_arguments_is_softmax_attention():
         ("conv2d", {"size": 3, "grid": (2, 5), "prefix": 1}, Primal(inputs=(DepthwiseConv2d((3, 3), (2, 5), 1),))),
         ("linear", {"features": Taylor(2)}, Primal(Taylor(2))),
         ("sparse", {"pattern": "fixed"}, Primal(training_set=Sparse(Fixed()))),
+        ("sparse", {"stride": 16}, Primal(training_set=Sparse(Strided(16)))),
+        ("sparse", {"stride": "sqrt"}, Primal(training_set=Sparse(Strided(None)))),
         ("sparse", {"pattern": Window(7)}, Primal(training_set=Sparse(Window(7)))),
         ("qk-norm", {"eps": 1e-3}, Primal(inputs=(RmsNorm(1e-3),))),
         (
@@ -95,30 +99,59 @@ def test_options_go_where_they_belong(name, options, expected):
 
 
 @pytest.mark.parametrize(
-    ("given", "nearest"), [("sofmax", "softmax"), ("bn-sh", "bn+sh"), ("conv", "conv1d"), ("sparse-bm", "sparse-bn")]
+    ("given", "nearest"),
+    [
+        ("sofmax", "softmax"),
+        ("conv", "conv1d"),
+        ("sparse-bm", "sparse-bn"),
+        ("BN", "bn"),
+        ("bn-sh", "bn+sh"),
+        ("bn_sh", "bn+sh"),
+        ("SH+BN", "bn+sh"),
+        ("Linear_BN_SH", "linear-bn+sh"),
+        ("QKNorm", "qk-norm"),
+    ],
 )
 def test_an_unknown_name_is_an_error_that_offers_the_nearest(given, nearest):
     with pytest.raises(
-        ValueError, match=f"unknown mechanism '{given}'; did you mean .*'{nearest}'".replace("+", r"\+")
+        ValueError, match=rf"unknown mechanism {re.escape(repr(given))}; did you mean .*{re.escape(repr(nearest))}"
     ):
         mechanism(given)
 
 
+@pytest.mark.parametrize("given", ["BN", "bn_sh", "SH-BN"])
+def test_the_same_words_written_differently_are_the_one_suggestion(given):
+    with pytest.raises(ValueError, match=r"did you mean '[bnsh+]+'\? There are: softmax, bn, sh, .*qk-norm$"):
+        mechanism(given)
+
+
 def test_an_unknown_name_near_nothing_is_an_error_that_lists_all():
-    with pytest.raises(ValueError, match=r"There are: softmax, bn, sh, .*qk-norm"):
+    with pytest.raises(ValueError, match=r"unknown mechanism 'zzz'\. There are: softmax, bn, sh, .*qk-norm$"):
         mechanism("zzz")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("softmax", {"beta": 1.0}, "'softmax' has no option 'beta'"),
-        ("bn", {"scales": (1,)}, "'bn' has no option 'scales'"),
-        ("bn", {"eps": 1e-5}, "'bn' has no option 'eps'"),
-        ("sh", {"scale": (1,), "window": 2}, "'sh' has no option 'scale', 'window'"),
+        ("softmax", {"beta": 1.0}, "'softmax' has no option 'beta'. It takes none$"),
+        (
+            "bn",
+            {"betta": 0.5},
+            "'bn' has no option 'betta'; did you mean 'beta'. It takes: beta, learnable, full, eps$",
+        ),
+        ("bn", {"scales": (1,)}, "'bn' has no option 'scales'. It takes: beta, learnable, full, eps$"),
+        ("bn", {"eps": 1e-5}, "eps is added to the variance, which only full=True divides by"),
+        (
+            "sh",
+            {"scale": (1,), "window": 2},
+            "'sh' has no option 'scale'; did you mean 'scales'. It takes: scales, how, prefix, grid$",
+        ),
         ("linear", {"features": Exponential()}, "features must be a finite feature map, got Exponential"),
         ("linear", {"features": "elu"}, "features must be a finite feature map, got 'elu'"),
         ("sparse", {"pattern": "dilated"}, "pattern must be one of strided, fixed, window.*got 'dilated'"),
+        ("sparse", {"stride": "root"}, "stride must be an integer, or 'sqrt' for round.*got 'root'"),
+        ("sparse", {"stride": 0}, "stride must be an integer of at least 1, got 0"),
+        ("sparse", {"pattern": "window", "stride": 4}, "stride goes with pattern='strided'.*Window"),
         ("bn", {"beta": float("nan")}, "beta must be a finite number"),
     ],
     ids=lambda x: x if isinstance(x, str) else ",".join(x),

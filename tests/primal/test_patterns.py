@@ -43,10 +43,17 @@ def test_window_keeps_the_near(radius, length):
 @pytest.mark.parametrize(
     ("length", "root"), [(0, 1), (1, 1), (2, 1), (3, 2), (6, 2), (7, 3), (12, 3), (13, 4), (100, 10), (1024, 32)]
 )
-def test_the_default_is_the_integer_nearest_to_the_root_of_the_length(length, root):
+def test_without_a_size_it_is_the_integer_nearest_to_the_root_of_the_length(length, root):
     assert near_root(length) == root
-    for default, explicit in ((Strided(), Strided(root)), (Fixed(), Fixed(root)), (Window(), Window(root))):
-        assert allowed(default, length, length) == allowed(explicit, length, length)
+    for pattern in (Strided, Fixed, Window):
+        assert allowed(pattern(None), length, length) == allowed(pattern(root), length, length)
+
+
+@pytest.mark.parametrize("pattern", [Strided, Fixed, Window])
+def test_the_default_size_is_the_same_at_every_length_and_that_of_the_length_is_asked_for(pattern):
+    assert pattern() == pattern(32)
+    assert pattern().causal_refusal() is None
+    assert f"give a number, such as {pattern.__name__}(32)" in pattern(None).causal_refusal()
 
 
 @given(pattern=patterns, queries=st.integers(1, 40), length=st.integers(1, 40))

@@ -329,7 +329,7 @@ def test_a_base_class_names_the_method_that_is_missing(base, call):
 
 
 def test_an_unknown_kind_is_an_error_that_names_the_nearest():
-    with pytest.raises(UnknownKindError, match=r"no class 'Recentre'.*nearest: Recenter"):
+    with pytest.raises(UnknownKindError, match=r"no class 'Recentre' is defined here; did you mean 'Recenter'"):
         Spec.from_dict({"kind": "Recentre", "beta": 1.0})
 
 

@@ -72,6 +72,12 @@ def test_a_grid_sets_the_length():
     assert certify(mechanism("conv2d", grid=(3, 5), prefix=1)).length == 16
 
 
+def test_a_pattern_is_certified_at_a_length_at_which_it_hides_a_key():
+    wide = mechanism("sparse", stride=40)
+    assert (certify("softmax").length, certify("sparse", heads=1).length) == (24, 48)
+    assert certify(wide, heads=1).length == 48 and certify(wide, heads=1, length=10).length == 10
+
+
 def test_the_seed_determines_the_result():
     assert certify("bn+sh", seed=3) == certify("bn+sh", seed=3)
     assert certify("bn+sh", seed=3).checks != certify("bn+sh", seed=4).checks

@@ -10,6 +10,7 @@ from torch import nn
 
 from primaldual import MultiheadAttention, Primal, TransformerEncoderLayer, mechanism
 from primaldual.nn import ConvProjection
+from primaldual.primal import Window
 from primaldual.regression import fit, recover
 from primaldual.regression.capture import NoAttentionError, capture
 from primaldual.regression.diagnose import diagnose
@@ -211,7 +212,7 @@ def test_an_attention_mask_hides_keys_from_the_last_query():
 
 
 def test_sparse_heads_are_diagnosed_at_the_last_valid_query():
-    rows = diagnose(Stack(mechanism("sparse-bn", pattern="window")), (inputs(), PADDING)).rows
+    rows = diagnose(Stack(mechanism("sparse-bn", pattern=Window(3))), (inputs(), PADDING)).rows
     assert all(row.note.startswith("sparse: one regression per query") for row in rows)
     assert rows[0].points == 4  # |i − j| ≤ 3
 

@@ -21,7 +21,7 @@ DEFINED = [
     "linear-bn+sh",
     "qk-norm",
 ]
-SPARSE = ["sparse", "sparse-bn", "sparse-sh", "sparse-bn+sh"]
+SPARSE = {n: mechanism(n, stride=4) for n in ("sparse", "sparse-bn", "sparse-sh", "sparse-bn+sh")}
 
 
 def head(seed: int, length: int, heads: int = 4, dim: int = 6) -> list[torch.Tensor]:
@@ -59,14 +59,14 @@ def test_heads_whose_kernel_is_singular_to_rounding_are_recovered_too(name: str,
     assert infinite > 0
 
 
-@pytest.mark.parametrize("name", SPARSE)
-def test_queries_of_sparse_heads_with_a_singular_kernel_are_recovered_too(name: str) -> None:
+@pytest.mark.parametrize("primal", SPARSE.values(), ids=SPARSE)
+def test_queries_of_sparse_heads_with_a_singular_kernel_are_recovered_too(primal: Primal) -> None:
     for length, seed, query in ((33, 1, 0), (33, 1, 16), (33, 1, 32), (64, 2, 0), (64, 2, 32), (64, 2, 63)):
         keys, values, queries = head(seed, length, dim=1)
-        found = recover(name, keys, values, epsilon=0.05, query=query)
-        solved = fit(name, keys, found.targets, C=found.C, epsilon=0.05, query=query)
+        found = recover(primal, keys, values, epsilon=0.05, query=query)
+        solved = fit(primal, keys, found.targets, C=found.C, epsilon=0.05, query=query)
         for x in (keys, queries):
-            expected = attention(x, keys, values, name)[:, :, query : query + 1]
+            expected = attention(x, keys, values, primal)[:, :, query : query + 1]
             error = (solved.predict(x[:, :, query : query + 1]) - expected).abs().max()
             assert error <= 1e-6, (length, query, error)
 
@@ -80,13 +80,13 @@ def test_heads_pooled_another_way_are_recovered_too(how: str) -> None:
     torch.testing.assert_close(solved.predict(queries), attention(queries, keys, values, primal), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SPARSE)
-def test_a_sparse_head_is_recovered_query_by_query(name: str) -> None:
+@pytest.mark.parametrize("primal", SPARSE.values(), ids=SPARSE)
+def test_a_sparse_head_is_recovered_query_by_query(primal: Primal) -> None:
     keys, values, queries = head(2, 16)
     for i in (0, 7, 15):
-        found = recover(name, keys, values, epsilon=0.05, query=i)
-        solved = fit(name, keys, found.targets, C=found.C, epsilon=found.epsilon, query=i)
-        expected = attention(queries, keys, values, name)[:, :, i : i + 1]
+        found = recover(primal, keys, values, epsilon=0.05, query=i)
+        solved = fit(primal, keys, found.targets, C=found.C, epsilon=found.epsilon, query=i)
+        expected = attention(queries, keys, values, primal)[:, :, i : i + 1]
         torch.testing.assert_close(solved.predict(queries[:, :, i : i + 1]), expected, rtol=0, atol=1e-6)
 
 

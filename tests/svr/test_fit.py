@@ -218,8 +218,9 @@ def test_sparse_and_causal_heads_are_one_regression_per_query() -> None:
     first = fit("softmax", keys[:, :7], targets[:, :7], C=100.0, epsilon=0.1)
     torch.testing.assert_close(causal.values[:, :7], first.values, rtol=0, atol=1e-8)
     assert (causal.values[:, 7:] == 0).all()
-    sparse = fit("sparse", keys, targets, C=100.0, epsilon=0.1, query=6)
-    kept = mechanism("sparse").training_set.visible(1, 12, 12, torch.device("cpu"))[6]
+    primal = mechanism("sparse", stride=3)
+    sparse = fit(primal, keys, targets, C=100.0, epsilon=0.1, query=6)
+    kept = primal.training_set.visible(1, 12, 12, torch.device("cpu"))[6]
     subset = fit("softmax", keys[:, kept], targets[:, kept], C=100.0, epsilon=0.1)
     torch.testing.assert_close(sparse.values[:, kept], subset.values, rtol=0, atol=1e-8)
 

@@ -38,7 +38,12 @@ def certify(
         str | None, typer.Argument(metavar="[NAME]", help="One of `primaldual mechanisms`.", show_default=False)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every mechanism, one line each.")] = False,
-    length: Annotated[int, typer.Option(min=1, help="Keys; `conv2d` takes the nearest square.")] = 24,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Keys: 24 unless given, 48 of `sparse`; `conv2d` the nearest square.", show_default=False
+        ),
+    ] = None,
     head_dim: Annotated[int, typer.Option(min=1, help="Dimensions of a key.")] = 8,
     heads: Annotated[int | None, typer.Option(min=1, help="Heads: 4 unless given.", show_default=False)] = None,
     values: Annotated[int, typer.Option(min=1, help="Outputs of a head.")] = 3,

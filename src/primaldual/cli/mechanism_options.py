@@ -54,17 +54,21 @@ def _size(text: str) -> int | tuple[int, int]:
 
 
 def _pattern(text: str) -> str | Pattern:
-    """A pattern by name, with its size after a colon.
+    """A pattern by name, with its size after a colon; "sqrt" is round(√N), N the padded, pooled length.
 
-    >>> _pattern("window:16")
-    Window(radius=16)
+    >>> _pattern("window:16"), _pattern("strided:sqrt")
+    (Window(radius=16), Strided(stride=None))
     """
     if ":" not in text:
         return text
     name, _, size = text.partition(":")
     if name not in _PATTERNS:
         raise ValueError(f"--pattern must be one of {', '.join(_PATTERNS)}, as in window:16; got {text!r}")
-    return _PATTERNS[name](*_integers("--pattern", size, ",", "sizes, such as window:16 or fixed:16,2"))
+    if size == "sqrt":
+        return _PATTERNS[name](None)
+    return _PATTERNS[name](
+        *_integers("--pattern", size, ",", "sizes, such as window:16 or fixed:16,2, or strided:sqrt")
+    )
 
 
 def _pair(option: str, text: str) -> tuple[int, int]:

@@ -166,5 +166,8 @@ BETAS: dict[str, dict[str, tuple[float, float]]] = {
 SCALES = (1, 1, 2, 2, 4, 4, 8, 8)
 """Of the 8 heads, wherever there is SH."""
 
+STRIDE = "sqrt"
+"""Of sparse attention: round(√N), N the padded and pooled length; the paper gives none."""
+
 SEEDS = 5
 """Runs behind every number."""

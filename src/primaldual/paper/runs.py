@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ..base.suggestions import did_you_mean
 from ..data import Dataset, Split, manifest
 from ..models import SeriesConfig
 from ..primal import Primal, mechanism, mechanisms
 from ..training import Recipe, Record, recipe_for
 from ..training.recipe import VERSION
-from .numbers import BETAS, SCALES, SEEDS
+from .numbers import BETAS, SCALES, SEEDS, STRIDE
 from .tables import Table, table
 
 
@@ -102,6 +102,17 @@ def settled(dataset: str, name: str) -> Primal:
         if dataset not in betas:
             raise ValueError(f"the paper has no β of {name} for {dataset}")
         options["beta"] = betas[dataset]["sh" in parts]
+    return stated(name, **options)
+
+
+def stated(name: str, **options: Any) -> Primal:
+    """A mechanism with these settings; the stride of a sparse one is that of every run here.
+
+    >>> stated("sparse").training_set.pattern
+    Strided(stride=None)
+    """
+    if name.startswith("sparse"):
+        options["stride"] = STRIDE
     return mechanism(name, **options)
 
 
@@ -121,9 +132,7 @@ def _known() -> tuple[str, ...]:
 def _some(problem: str, chosen: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     for name in chosen:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f". There are: {', '.join(known)}"
-            raise ValueError(f"{problem} {name!r}{hint}")
+            raise ValueError(f"{problem} {name!r}{did_you_mean(name, known)} There are: {', '.join(known)}")
     if not chosen:
         raise ValueError(f"nothing chosen. There are: {', '.join(known)}")
     return tuple(dict.fromkeys(chosen))

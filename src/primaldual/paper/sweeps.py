@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..data import manifest
-from ..primal import Primal, mechanism, mechanisms
+from ..primal import Primal, mechanisms
 from ..training import recipe_for
 from .numbers import BETAS, SCALES, SEEDS
-from .runs import Run, blank
+from .runs import Run, blank, stated
 
 Value = float | tuple[int, ...]
 """A β, or a scale per head."""
@@ -127,7 +127,7 @@ class Sweep:
             if dataset not in betas:
                 raise ValueError(f"the paper has no β of {self.mechanism} for {dataset}; give one for all sets")
             given["beta"] = betas[dataset][1]
-        return mechanism(name, **{key: given[key] for key, part in PARTS.items() if part in parts})
+        return stated(name, **{key: given[key] for key, part in PARTS.items() if part in parts})
 
 
 def neutral(value: Value) -> bool:

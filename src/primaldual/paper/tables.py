@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
+from ..base.suggestions import did_you_mean
 from .numbers import AVERAGE, REGRESSION, UEA, UEA_LINEAR, UEA_MORE, UEA_SPARSE, Number, Numbers
 
 
@@ -73,7 +73,5 @@ def tables() -> tuple[str, ...]:
 def table(name: str) -> Table:
     """A table by name."""
     if name not in _TABLES:
-        near = difflib.get_close_matches(name, _TABLES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ValueError(f"unknown table {name!r}; {hint}There are: {', '.join(_TABLES)}")
+        raise ValueError(f"unknown table {name!r}{did_you_mean(name, _TABLES)} There are: {', '.join(_TABLES)}")
     return _TABLES[name]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import MISSING, dataclass, fields
 from numbers import Real
 from typing import Any, ClassVar, Self
+
+from ..base.suggestions import did_you_mean
 
 
 class UnknownKindError(ValueError):
@@ -56,9 +57,10 @@ class Spec:
             raise ValueError(f"expected a mapping with a 'kind', as to_dict() writes it; got {data!r}")
         kind = data["kind"]
         if kind not in Spec._kinds:
-            near = difflib.get_close_matches(str(kind), Spec._kinds, n=3)
-            hint = f"; nearest: {', '.join(near)}" if near else ""
-            raise UnknownKindError(f"no class {kind!r} is defined here{hint}. Import the module that defines it first.")
+            nearest = did_you_mean(kind, Spec._kinds, most=3)
+            raise UnknownKindError(
+                f"no class {kind!r} is defined here{nearest} Import the module that defines it first"
+            )
         target = Spec._kinds[kind]
         if not issubclass(target, cls):
             raise ValueError(f"expected a {cls.__name__}, got a serialised {kind}")

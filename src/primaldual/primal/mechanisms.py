@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from ..base.suggestions import did_you_mean
 from ._primal import Primal
 from .features import EluPlusOne, Exponential, FeatureMap
 from .inputs import BatchNorm, DepthwiseConv1d, DepthwiseConv2d, InputMap, PointMap, Recenter, RmsNorm
@@ -29,6 +29,16 @@ _ABOUT = {
     "qk-norm": "QK-norm, BN's rival",
 }
 _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window": Window()}
+_OPTIONS = {
+    "bn": ("beta", "learnable", "full", "eps"),
+    "sh": ("scales", "how", "prefix", "grid"),
+    "conv1d": ("size", "causal"),
+    "conv2d": ("size", "grid", "prefix"),
+    "linear": ("features",),
+    "sparse": ("pattern", "stride"),
+    "qk-norm": ("eps",),
+}
+"""Of each part of a name."""
 
 
 def mechanisms() -> tuple[str, ...]:
@@ -49,20 +59,21 @@ def mechanism(name: str, **options: Any) -> Primal:
         beta, learnable, full, eps: with `bn`: β (1), learned per head (False), the full batch norm (False), its ε
             (1e-5). `eps` also goes with `qk-norm` (1e-6).
         scales, how, prefix, grid: with `sh`: as in `Pooled`.
-        size, causal, grid, prefix: with `conv1d`, `conv2d`: kernel size (5, or (2, 2)), causal form (1-D), patch grid.
-        pattern: with `sparse`: a `Pattern`, or "strided", "fixed" or "window".
+        size, causal, grid, prefix: with `conv1d`, `conv2d`: kernel size (5, or (2, 2)), causal form (1-D), patch grid,
+            tokens before the patches, such as 1 for a class token.
+        pattern, stride: with `sparse`: a `Pattern`, or "strided", "fixed" or "window" (of 32 keys); the stride (32) of
+            the strided one, or "sqrt" for round(√N), N the padded, pooled length, as the paper's tables here were run.
         features: with `linear`: another finite Φ.
 
     >>> mechanism("bn", beta=0.6).inputs
     (Recenter(beta=0.6, learnable=False),)
     """
     if name not in _ABOUT:
-        near = difflib.get_close_matches(str(name), _ABOUT, n=3, cutoff=0.3)
-        hint = f"did you mean {', '.join(map(repr, near))}? " if near else ""
-        raise ValueError(f"unknown mechanism {name!r}; {hint}There are: {', '.join(_ABOUT)}")
+        nearest = did_you_mean(name, _ABOUT, most=3, cutoff=0.3)
+        raise ValueError(f"unknown mechanism {name!r}{nearest} There are: {', '.join(_ABOUT)}")
+    parts = _parts(name)
     given = dict(options)
-    base, _, tail = name.partition("-") if name != "qk-norm" else (name, "", "")
-    parts = {base, *tail.split("+")} if tail else set(base.split("+"))
+    _check_options(name, given, tuple(option for part in parts for option in _OPTIONS.get(part, ())))
 
     features: FeatureMap = Exponential()
     inputs: tuple[InputMap, ...] = ()
@@ -72,19 +83,17 @@ def mechanism(name: str, **options: Any) -> Primal:
         if not isinstance(features, FeatureMap) or not features.finite:
             raise ValueError(f"mechanism {name!r}: features must be a finite feature map, got {features!r}")
     if "bn" in parts:
-        inputs = (_batch_norm(given),)
+        inputs = (_batch_norm(name, given),)
     elif "qk-norm" in parts:
-        inputs = (RmsNorm(**_take(given, "eps")),)
+        inputs = (RmsNorm(**_take(given, "qk-norm")),)
     elif "conv1d" in parts:
-        inputs = (DepthwiseConv1d(**_take(given, "size", "causal")),)
+        inputs = (DepthwiseConv1d(**_take(given, "conv1d")),)
     elif "conv2d" in parts:
-        inputs = (DepthwiseConv2d(**_take(given, "size", "grid", "prefix")),)
+        inputs = (DepthwiseConv2d(**_take(given, "conv2d")),)
     if "sh" in parts:
-        training_set = Pooled(**_take(given, "scales", "how", "prefix", "grid"))
+        training_set = Pooled(**_take(given, "sh"))
     if "sparse" in parts:
-        training_set = Sparse(_pattern(given.pop("pattern", "strided")), training_set)
-    if given:
-        raise ValueError(f"mechanism {name!r} has no option {', '.join(map(repr, sorted(given)))}")
+        training_set = Sparse(_pattern(**_take(given, "sparse")), training_set)
     return Primal(features=features, inputs=inputs, training_set=training_set)
 
 
@@ -97,21 +106,47 @@ def as_primal(given: str | Primal) -> Primal:
     raise TypeError(f"expected a Primal or the name of a mechanism, got {given!r}")
 
 
-def _take(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: options.pop(name) for name in names if name in options}
+def _parts(name: str) -> tuple[str, ...]:
+    """
+    >>> _parts("linear-bn+sh"), _parts("qk-norm")
+    (('linear', 'bn', 'sh'), ('qk-norm',))
+    """
+    return (name,) if name in _OPTIONS else tuple(name.replace("-", "+").split("+"))
 
 
-def _batch_norm(options: dict[str, Any]) -> PointMap:
-    if options.pop("full", False):
-        return BatchNorm(**_take(options, "eps", "beta", "learnable"))
-    return Recenter(**_take(options, "beta", "learnable"))
+def _check_options(name: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    for option in given:
+        if option not in known:
+            takes = f"It takes: {', '.join(known)}" if known else "It takes none"
+            raise ValueError(f"mechanism {name!r} has no option {option!r}{did_you_mean(option, known)} {takes}")
 
 
-def _pattern(given: str | Pattern) -> Pattern:
-    if isinstance(given, Pattern):
-        return given
-    if given not in _PATTERNS:
-        raise ValueError(
-            f"pattern must be one of {', '.join(_PATTERNS)}, or a Pattern such as {Window(16)!r}; got {given!r}"
-        )
-    return _PATTERNS[given]
+def _take(options: dict[str, Any], part: str) -> dict[str, Any]:
+    return {name: options.pop(name) for name in _OPTIONS[part] if name in options}
+
+
+def _batch_norm(name: str, options: dict[str, Any]) -> PointMap:
+    given = _take(options, "bn")
+    if given.pop("full", False):
+        return BatchNorm(**given)
+    if "eps" in given:
+        raise ValueError(f"mechanism {name!r}: eps is added to the variance, which only full=True divides by")
+    return Recenter(**given)
+
+
+def _pattern(pattern: str | Pattern = "strided", stride: int | str | None = None) -> Pattern:
+    if not isinstance(pattern, Pattern):
+        if pattern not in _PATTERNS:
+            raise ValueError(
+                f"pattern must be one of {', '.join(_PATTERNS)}, or a Pattern such as {Window(16)!r}; got {pattern!r}"
+            )
+        pattern = _PATTERNS[pattern]
+    if stride is None:
+        return pattern
+    if pattern != Strided():
+        raise ValueError(f"stride goes with pattern='strided'; give a number in {pattern!r} instead")
+    if stride == "sqrt":
+        return Strided(None)
+    if isinstance(stride, str):
+        raise ValueError(f"stride must be an integer, or 'sqrt' for round(√N); got {stride!r}")
+    return Strided(stride)

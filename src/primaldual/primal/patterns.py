@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ._spec import Spec, check_count
 
+DEFAULT_SIZE = 32
+"""Of a stride, a block and a radius: neither padding nor a longer sequence changes what a query sees."""
+
 _ROOT = r"\mathrm{round}\sqrt{N}"
 
 
@@ -65,7 +68,14 @@ Piece = Band | Residues | Block | Summary
 
 @dataclass(frozen=True)
 class Pattern(Spec):
-    """Base class: a rule i, j ↦ whether query i sees key j."""
+    """Base class: a rule i, j ↦ whether query i sees key j.
+
+    A rule that looks at the length depends on the padding of the batch, and must say so in `causal_refusal`.
+    """
+
+    def causal_refusal(self) -> str | None:
+        """Why this pattern has no causal form; None when what a query sees depends on no later token."""
+        return None
 
     def pieces(self, length: int) -> tuple[Piece, ...] | None:
         """Disjoint pieces whose union is what is kept; None when that is not known."""
@@ -78,34 +88,40 @@ class Pattern(Spec):
 
 @dataclass(frozen=True)
 class Strided(Pattern):
-    """|i − j| < l or (i − j) mod l = 0; the stride l is round(√N) of the pooled length unless given."""
+    """|i − j| < l or (i − j) mod l = 0; with the stride l None, it is round(√N) of the padded, pooled length."""
 
-    stride: int | None = None
+    stride: int | None = DEFAULT_SIZE
 
     def __post_init__(self) -> None:
         if self.stride is not None:
             check_count("Strided", "stride", self.stride)
 
+    def causal_refusal(self) -> str | None:
+        return _length_refusal(self, self.stride)
+
     def pieces(self, length: int) -> tuple[Piece, ...]:
-        stride = self.stride or near_root(length)
+        stride = _size(self.stride, length)
         return (Residues(stride), Band(stride - 1, own=False)) if stride > 1 else (Residues(1),)
 
     def allows(self, i: Tensor, j: Tensor, length: int) -> Tensor:
-        stride = self.stride or near_root(length)
+        stride = _size(self.stride, length)
         return ((i - j).abs() < stride) | ((i - j) % stride == 0)
 
     def text(self, x: str = "x") -> str:
-        return f"|i − j| < l or (i − j) mod l = 0, l = {self.stride or 'round(√N)'}"
+        return f"|i − j| < l or (i − j) mod l = 0, l = {_said(self.stride)}"
 
     def latex(self, x: str = "x") -> str:
-        return rf"|i-j|<l \lor (i-j)\bmod l=0,\; l={self.stride or _ROOT}"
+        return rf"|i-j|<l \lor (i-j)\bmod l=0,\; l={_said(self.stride, _ROOT)}"
 
 
 @dataclass(frozen=True)
 class Fixed(Pattern):
-    """Same block of l, or j mod l ≥ l − c: the last c keys of every block are seen by all."""
+    """Same block of l, or j mod l ≥ l − c: the last c keys of every block are seen by all.
 
-    block: int | None = None
+    With `block` None, l is round(√N) of the padded, pooled length.
+    """
+
+    block: int | None = DEFAULT_SIZE
     summary: int = 1
 
     def __post_init__(self) -> None:
@@ -113,47 +129,70 @@ class Fixed(Pattern):
         if self.block is not None:
             check_count("Fixed", "block", self.block, least=self.summary)
 
+    def causal_refusal(self) -> str | None:
+        return _length_refusal(self, self.block)
+
     def pieces(self, length: int) -> tuple[Piece, ...]:
-        block = self.block or near_root(length)
+        block = _size(self.block, length)
         return Block(block), Summary(block, min(self.summary, block))
 
     def allows(self, i: Tensor, j: Tensor, length: int) -> Tensor:
-        block = self.block or near_root(length)
+        block = _size(self.block, length)
         return (i // block == j // block) | (j % block >= block - self.summary)
 
     def text(self, x: str = "x") -> str:
-        return f"same block of l, or j mod l ≥ l − {self.summary}, l = {self.block or 'round(√N)'}"
+        return f"same block of l, or j mod l ≥ l − {self.summary}, l = {_said(self.block)}"
 
     def latex(self, x: str = "x") -> str:
         return (
             rf"\lfloor i/l\rfloor=\lfloor j/l\rfloor \lor j\bmod l\ge l-{self.summary},\; "
-            rf"l={self.block or _ROOT}"
+            rf"l={_said(self.block, _ROOT)}"
         )
 
 
 @dataclass(frozen=True)
 class Window(Pattern):
-    """|i − j| ≤ w: a sliding window; w is round(√N) of the pooled length unless given."""
+    """|i − j| ≤ w: a sliding window; with the radius w None, it is round(√N) of the padded, pooled length."""
 
-    radius: int | None = None
+    radius: int | None = DEFAULT_SIZE
 
     def __post_init__(self) -> None:
         if self.radius is not None:
             check_count("Window", "radius", self.radius, least=0)
 
+    def causal_refusal(self) -> str | None:
+        return _length_refusal(self, self.radius)
+
     def pieces(self, length: int) -> tuple[Piece, ...]:
-        return (Band(near_root(length) if self.radius is None else self.radius),)
+        return (Band(_size(self.radius, length)),)
 
     def allows(self, i: Tensor, j: Tensor, length: int) -> Tensor:
-        return (i - j).abs() <= (near_root(length) if self.radius is None else self.radius)
+        return (i - j).abs() <= _size(self.radius, length)
 
     def text(self, x: str = "x") -> str:
-        return f"|i − j| ≤ {'round(√N)' if self.radius is None else self.radius}"
+        return f"|i − j| ≤ {_said(self.radius)}"
 
     def latex(self, x: str = "x") -> str:
-        return rf"|i-j|\le {_ROOT if self.radius is None else self.radius}"
+        return rf"|i-j|\le {_said(self.radius, _ROOT)}"
 
 
 def near_root(length: int) -> int:
-    """The default stride: the integer nearest to √length, at least 1."""
+    """The integer nearest to √length, at least 1."""
     return max(1, round(math.sqrt(length)))
+
+
+def _size(given: int | None, length: int) -> int:
+    return near_root(length) if given is None else given
+
+
+def _said(size: int | None, root: str = "round(√N)") -> str:
+    return root if size is None else str(size)
+
+
+def _length_refusal(pattern: Pattern, size: int | None) -> str | None:
+    if size is not None:
+        return None
+    return (
+        f"{pattern!r} takes round(√N) of the whole length, so what a query sees changes with every later token; give "
+        f"a number, such as {type(pattern).__name__}({DEFAULT_SIZE})"
+    )

@@ -231,7 +231,7 @@ class Sparse(TrainingSet):
         return self.over.points(scale, tokens)
 
     def causal_refusal(self, scale: int) -> str | None:
-        return self.over.causal_refusal(scale)
+        return self.pattern.causal_refusal() or self.over.causal_refusal(scale)
 
     def text(self, x: str = "x") -> str:
         return f"per query i the keys j with {self.pattern.text()}; of: {self.over.text()}"

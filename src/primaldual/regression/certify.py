@@ -18,11 +18,14 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale
 from ..dual.form import pooling_of
 from ..ops import attention
-from ..primal import DepthwiseConv2d, Primal, as_primal
+from ..primal import DepthwiseConv2d, Primal, TrainingSet, as_primal
 from ..svr.design import design
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
 from .certification import Certification, Check, worst
 from .recover import recover
+
+LENGTH = 24
+"""Keys of a problem, where nothing else is said."""
 
 GAP = 1e-8
 """Relative duality gap: well over float64 rounding of the objectives, well under any tolerance of the outputs."""
@@ -60,7 +63,7 @@ class Drawn(NamedTuple):
 def certify(
     mechanism: str | Primal,
     *,
-    length: int = 24,
+    length: int | None = None,
     head_dim: int = 8,
     heads: int | None = None,
     values: int = 3,
@@ -72,7 +75,8 @@ def certify(
 
     Args:
         mechanism: a name, or a primal layer.
-        length: how many keys; a mechanism on a grid takes the nearest length that it can.
+        length: how many keys; 24 unless given, or as many more as a sparse pattern needs to hide one. A mechanism on a
+            grid takes the nearest length that it can.
         head_dim, values: dimensions of keys and of outputs.
         heads: 4, or as many as the mechanism has scales.
         seed: of keys, queries, targets, values and learned parameters.
@@ -82,6 +86,8 @@ def certify(
     True
     """
     given = as_primal(mechanism)
+    if length is None:
+        length = _length_that_hides(given.training_set)
     for name, count in (("length", length), ("head_dim", head_dim), ("heads", heads or 1), ("values", values)):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
@@ -110,6 +116,15 @@ def certify(
         mechanism if isinstance(mechanism, str) else repr(given), tokens, heads, head_dim, values, seed, epsilon, bias,
         queries, alpha, tuple(map(worst, found.values())), tuple(notes),
     )  # fmt: skip
+
+
+def _length_that_hides(training_set: TrainingSet) -> int:
+    """A length at which some query is not fitted to every key, where the training set is a subset per query."""
+    for length in (LENGTH, 2 * LENGTH, 4 * LENGTH, 8 * LENGTH):
+        subset = training_set.visible(1, length, length, torch.device("cpu"))
+        if subset is None or not bool(subset.all()):
+            return length
+    return LENGTH
 
 
 def _fitting_length(primal: Primal, length: int) -> int:
