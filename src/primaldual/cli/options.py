@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -55,14 +52,3 @@ def device_option(text: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"--device {text}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-@contextmanager
-def on_threads(count: int) -> Iterator[None]:
-    """Threads that wait for each other cost more than they bring where others work too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(count, os.cpu_count() or 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
