@@ -15,10 +15,9 @@ from rich.table import Table
 
 from ..base.threads import on_threads
 from ..primal import Primal
-from .data import DataDir
 from .main import _escape, _fail, app, console
 from .mechanism_options import Beta, Causal, Full, How, Learnable, Prefix, Size, mechanism_option
-from .options import OUTPUT, Device, Output, Threads, device_option
+from .options import OUTPUT, DataDir, Device, Output, Threads, device_option
 
 if TYPE_CHECKING:
     from ..data import Dataset

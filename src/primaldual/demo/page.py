@@ -173,10 +173,10 @@ def _protocol(document: Page, results: Results) -> None:
             "data": f"{data.name} as shipped with aeon: {len(data.train)} training and {len(data.test)} test series of "
             f"{data.length} steps and {data.channels} channels, {len(data.classes)} classes "
             f"({', '.join(data.classes)}); each channel standardised by the training statistics",
-            "model": f"the library's SeriesTransformer in the manner of {recipe.encoder}: linear embedding, learned "
-            f"positions, {_count(recipe.layers, 'encoder layer')} (GELU, normalised over the batch after each "
-            f"residual), flatten, linear; width {recipe.d_model}, {recipe.heads} heads, feed-forward "
-            f"{recipe.feedforward}, dropout {recipe.dropout}, none on the attention weights",
+            "model": f"the library's SeriesTransformer, encoder “{recipe.encoder}”: linear embedding, learned "
+            f"positions, {_count(recipe.layers, 'encoder layer')} (GELU, LayerNorm after each residual), LayerNorm, "
+            f"flatten, linear; width {recipe.d_model}, {recipe.heads} heads, feed-forward {recipe.feedforward}, "
+            f"dropout {recipe.dropout}, none on the attention weights",
             "training": f"RAdam, learning rate {recipe.learning_rate:g}, batch {recipe.batch_size}, gradients clipped "
             f"at {recipe.clip:g}, {_count(recipe.epochs, 'epoch')}; last epoch reported",
             "seeds": f"{seeds}; for a seed, every mechanism starts from the same weights and sees the same batches",
