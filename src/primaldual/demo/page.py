@@ -62,7 +62,7 @@ def _accuracy(document: Page, results: Results, figures: Figures) -> None:
                 f"{PAPER[name].mean:.2f} ± {PAPER[name].std:.2f}",
                 f"{results.of(name)[0].record.parameters:,}",
                 results.head_distance(name).text(),
-                results.train_seconds(name).text(),
+                f"{results.cpu_seconds(name):.2f}",
             ]
             for name in results.expansions
         ],

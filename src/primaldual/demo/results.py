@@ -76,9 +76,9 @@ class Results:
         """Distance between heads after the last epoch."""
         return spread([member.head_distance for member in self.of(mechanism)])
 
-    def train_seconds(self, mechanism: str) -> Spread:
+    def cpu_seconds(self, mechanism: str) -> float:
         """CPU time per seed."""
-        return spread([member.seconds for member in self.of(mechanism)])
+        return statistics.fmean(member.seconds for member in self.of(mechanism))
 
     def by_beta(self) -> dict[float, list[Member]]:
         """The sweep: softmax is β = 0, `bn` its own β; each β with the seeds that all of them share."""
@@ -124,7 +124,7 @@ class Results:
             "paper": PAPER[name]._asdict(),
             "parameters": self.of(name)[0].record.parameters,
             "flops": {"before": self.flops(name, rewritten=False), "after": self.flops(name, rewritten=True)},
-            "train_seconds": self.train_seconds(name)._asdict(),
+            "cpu_seconds": self.cpu_seconds(name),
             "head_distance": self.head_distance(name)._asdict(),
             "rewrites": [rewrite.name for rewrite in self.expansions[name].rewrites],
         }

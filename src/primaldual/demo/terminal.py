@@ -59,7 +59,7 @@ def summary_table(results: Results) -> Table:
             results.accuracy(name).text(),
             f"{results.of(name)[0].record.parameters:,}",
             f"{before:.2f} → {after:.2f}",
-            f"{results.train_seconds(name).mean:.2f}",
+            f"{results.cpu_seconds(name):.2f}",
             f"{results.head_distance(name).mean:.2f}",
         )
     return table
