@@ -44,7 +44,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/attention_cpu.py
+	$(BIN)/primaldual bench kernels --preset targets
 	$(BIN)/primaldual bench kernels
 	$(BIN)/primaldual bench layers
 

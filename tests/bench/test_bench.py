@@ -9,10 +9,10 @@ import torch
 from primaldual import attention
 from primaldual.bench import TARGETS, Bench, Case, grid
 from primaldual.bench import kernels as kernels_module
-from primaldual.bench import run as run_module
 from primaldual.bench.ceilings import Ceilings
 from primaldual.bench.counts import bytes_moved, flops
 from primaldual.bench.plot import ratio_plot, targets_plot
+from primaldual.bench.session import measure_all
 from primaldual.bench.targets import cases, verdicts
 from primaldual.bench.timing import Contestant, Timed, capture, in_turns, working_bytes
 
@@ -137,67 +137,33 @@ def test_a_spent_budget_leaves_three_rounds():
     assert len(in_turns([timed], 100, budget=0.0)) == 3
 
 
-def test_interrupting_keeps_what_was_measured(tmp_path, monkeypatch):
-    bench = Bench(CPU, repeats=3)
-    right = bench.measure
-
+def test_interrupting_keeps_what_was_measured(tmp_path):
     def measure(case):
         if case.mechanism == "bn":
             raise KeyboardInterrupt
-        return right(case)
+        return {"mechanism": case.mechanism}
 
-    monkeypatch.setattr(bench, "measure", measure)
-    monkeypatch.setattr(bench, "find_ceilings", lambda cases: CEILINGS)
     path = tmp_path / "deep" / "kernels.json"
-    content = run_module.run(bench, [SMALL, other(SMALL, mechanism="bn"), SMALL], path, {"torch": "x"})
+    cases = [SMALL, other(SMALL, mechanism="bn"), SMALL]
+    content = measure_all(cases, measure, path, {}, summary=lambda content: {"count": len(content["records"])})
     written = json.loads(path.read_text())
-    assert written["complete"] is False and content["complete"] is False
+    assert written == content
+    assert written["complete"] is False and written["count"] == 1
     assert [record["mechanism"] for record in written["records"]] == ["sh"]
 
 
-def test_the_table_of_targets_is_the_issues():
-    of = {(t.case.subject, t.case.mechanism, t.case.dtype, t.case.mode, t.case.heads, t.case.head_dim, t.case.length,
-           t.case.batch, t.case.step, t.figure): (t.must, t.dream) for t in TARGETS}  # fmt: skip
-    both = "forward+backward"
-    wanted = {
-        ("kernels", "sh", "bfloat16", "captured", 8, 64, n, batch, both, "ratio"): bounds
-        for n, batch, bounds in (
-            (128, 32, (0.90, 0.60)), (512, 16, (0.62, 0.50)), (1024, 8, (0.58, 0.49)), (4096, 8, (0.50, 0.48)),
-            (16384, 4, (0.475, 0.47)),
-        )
-    }  # fmt: skip
-    wanted |= {
-        ("kernels", "sh", "bfloat16", "eager", 8, 64, n, batch, both, "ratio"): bounds
-        for n, batch, bounds in ((128, 32, (1.10, 0.8)), (1024, 8, (0.80, 0.6)), (4096, 8, (0.55, 0.5)))
-    }
-    wanted |= {
-        ("kernels", "sh", "bfloat16", "captured", 2, 32, 4096, 32, both, "ratio"): (0.74, 0.72),
-        ("kernels", "sh", "bfloat16", "captured", 8, 16, 896, 64, both, "ratio"): (0.50, 0.40),
-        ("kernels", "sh", "float32", "captured", 8, 16, 896, 64, both, "ratio"): (0.35, 0.15),
-        ("kernels", "linear", "bfloat16", "captured", 8, 64, 65536, 4, "forward", "bytes_share"): (0.60, 0.85),
-    }
-    for mode in ("eager", "captured"):
-        wanted |= {
-            ("layers", name, "bfloat16", mode, 8, 64, n, batch, both, "ratio"): bounds
-            for name, n, batch, bounds in (
-                ("bn", 128, 32, (1.10, 1.03)), ("bn", 1024, 8, (1.05, 1.02)), ("bn", 4096, 8, (1.02, 1.00)),
-                ("bn+sh", 1024, 8, (0.80, 0.65)), ("bn+sh", 4096, 8, (0.60, 0.50)),
-            )
-        }  # fmt: skip
-    wanted |= {
-        ("layers", "bn+sh", "bfloat16", "eager", 8, 64, 4096, 8, step, figure): (must, None)
-        for step in ("forward", both)
-        for figure, must in (("memory_ratio", 0.90), ("memory_ratio_materialised", 0.25))
-    }
-    assert of == wanted and len(TARGETS) == len(wanted)
-    assert {t.case.scales for t in TARGETS if "sh" in t.case.mechanism} == {(1, 1, 2, 2, 4, 4, 8, 8), (1, 2)}
-    assert [t.case.tf32 for t in TARGETS if t.case.dtype == "float32"] == [True]
+@pytest.mark.parametrize(("device", "count"), [("cuda", 26), ("cpu", 3)])
+def test_a_target_is_named_once_and_its_dream_is_beyond_what_must_be_reached(device, count):
+    assert len({(target.case, target.figure) for target in TARGETS[device]}) == len(TARGETS[device]) == count
+    for target in TARGETS[device]:
+        if target.dream is not None:
+            assert target.dream > target.must if target.at_least else target.dream < target.must
 
 
 def test_verdicts_stand_beside_their_bounds():
-    made = [(case, {"error": None, "ratio": 0.55, "bytes_share": 0.7}) for case in cases()]
-    found = verdicts(made)["targets"]
-    assert len(found) == len(TARGETS)
+    made = [(case, {"error": None, "ratio": 0.55, "bytes_share": 0.7}) for case in cases("cuda")]
+    found = verdicts("cuda", made)["targets"]
+    assert len(found) == len(TARGETS["cuda"])
     first, last = found[0], next(one for one in found if one["figure"] == "bytes_share")
     assert (first["value"], first["must"], first["met"], first["dreamt"]) == (0.55, 0.90, True, True)
     assert (last["met"], last["dreamt"]) == (True, False)
@@ -215,8 +181,8 @@ def test_plots_are_drawn_from_the_records():
     picture = ratio_plot({"records": [record, refused], "environment": environment})
     assert picture is not None and picture.startswith(b"\x89PNG")
     assert ratio_plot({"records": [refused], "environment": environment}) is None
-    done = [(one, {"error": None, "ratio": 0.5, "mode": one.mode, "length": 1, "batch": 1}) for one in cases()]
-    content = {"records": [r for _, r in done], "environment": environment} | verdicts(done)
+    done = [(one, {"error": None, "ratio": 0.5, "mode": one.mode, "length": 1, "batch": 1}) for one in cases("cuda")]
+    content = {"records": [r for _, r in done], "environment": environment} | verdicts("cuda", done)
     assert targets_plot(content).startswith(b"\x89PNG")
 
 

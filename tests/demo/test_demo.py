@@ -9,23 +9,30 @@ import pytest
 import torch
 from rich.console import Console
 
-from primaldual import mechanism
-from primaldual.demo import DemoError, Recipe, run_demo
+from primaldual.data import load
+from primaldual.demo import DemoError, Settings, run_demo
 from primaldual.demo import checks as checks_module
-from primaldual.demo.data import load
-from primaldual.demo.heads import head_maps
+from primaldual.demo.figures import Figures
+from primaldual.demo.heads import attention_inputs, head_maps
 from primaldual.demo.output import FILES, check_folder, write_all
-from primaldual.demo.pool import Pool
-from primaldual.demo.recipe import family
-from primaldual.demo.train import Job, build, train
+from primaldual.demo.run import _Trainer
+from primaldual.demo.settings import NAMES, PAPER, TRAINING, family
+from primaldual.models import build
 
-TINY = Recipe(seeds=2, epochs=2, sweep=(1.0,), sweep_seeds=1, workers=1, budget=float("inf"), layers=1)
-NAMES = ("softmax", "bn", "sh", "bn+sh")
+RECIPE = replace(TRAINING, epochs=2, layers=1, d_model=16, feedforward=16)
+TINY = Settings(seeds=2, sweep=(1.0,), sweep_seeds=1, budget=float("inf"), recipe=RECIPE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRIMALDUAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
 def data():
-    return load()
+    return load("BasicMotions", offline=True)
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +44,10 @@ def demo(tmp_path_factory):
     return folder, results
 
 
-def test_data_is_the_archives_split_standardised_by_training_statistics(data):
-    assert data.train.shape == data.test.shape == (40, 100, 6)
-    assert data.classes == ("badminton", "running", "standing", "walking")
-    assert torch.bincount(data.train_labels).tolist() == [10, 10, 10, 10]
-    torch.testing.assert_close(data.train.mean((0, 1)), torch.zeros(6), atol=1e-5, rtol=0)
-    torch.testing.assert_close(data.train.std((0, 1)), torch.ones(6), atol=1e-3, rtol=0)
-    assert data.test.mean((0, 1)).abs().max() > 1e-3  # the test set has its own mean
+def test_settings_and_numbers_are_the_papers():
+    assert PAPER["bn+sh"] == (99.78, 0.51)
+    assert family()["bn+sh"].inputs[0].beta == 0.1
+    assert family()["sh"].training_set.scales == (1, 1, 2, 2, 4, 4, 8, 8)
 
 
 def test_the_folder_holds_the_three_files_and_nothing_else(demo):
@@ -83,6 +87,7 @@ def test_the_report_shows_the_measured_accuracies(demo):
 def test_the_records_hold_every_run(demo):
     record = json.loads((demo[0] / "results.json").read_text(encoding="utf-8"))
     assert [(r["mechanism"], r["seed"]) for r in record["runs"]] == [(n, s) for s in (0, 1) for n in NAMES]
+    assert record["data"]["sha256"] == demo[1].data.hash
     for run in record["runs"]:
         assert len(run["losses"]) == len(run["accuracies"]) == 2
         assert all(0.5 < loss < 2.5 for loss in run["losses"])  # near log 4: two epochs teach little
@@ -97,7 +102,7 @@ def test_the_records_hold_every_run(demo):
 def test_the_sweep_takes_softmax_as_beta_zero(demo):
     grouped = demo[1].by_beta()
     assert list(grouped) == [0.0, 0.1, 1.0]
-    assert [run.seed for runs in grouped.values() for run in runs] == [0, 0, 0]
+    assert [member.seed for members in grouped.values() for member in members] == [0, 0, 0]
     assert grouped[0.0][0].mechanism == "softmax"
 
 
@@ -107,57 +112,43 @@ def test_heads_png_is_small_enough_for_a_readme(demo):
     assert len(picture) <= 200_000
 
 
-def test_the_budget_stops_after_whole_rounds_and_says_so(tmp_path):
-    results = run_demo(tmp_path / "out", replace(TINY, epochs=1, budget=1e-3), console=Console(quiet=True))
-    assert [run.mechanism for run in results.runs] == list(NAMES)
+def test_without_time_one_seed_of_each_is_trained_and_the_report_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("primaldual.demo.figures.draw", lambda results: Figures(*[b""] * 4, None, b""))
+    recipe = replace(RECIPE, epochs=1)
+    results = run_demo(tmp_path / "out", replace(TINY, budget=1e-3, recipe=recipe), console=Console(quiet=True))
+    assert [(member.mechanism, member.seed) for member in results.members] == [(name, 0) for name in NAMES]
     assert results.sweep == []
     assert any("1 of 2 seeds" in note for note in results.notes)
     html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "The sweep over β was left out" in html
 
 
-def test_a_seed_gives_the_same_run_in_another_process(data):
-    jobs = [Job("bn+sh", family()["bn+sh"], 3), Job("softmax", mechanism("softmax"), 3)]
-    recipe = replace(TINY, epochs=1)
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        here = [train(job, data, recipe) for job in jobs]
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(torch.get_rng_state(), state)
-    with Pool(data, replace(recipe, workers=2)) as pool:
-        there = pool.rounds([jobs], lambda: float("inf"), lambda: None)
-    for a, b in zip(here, there, strict=True):
-        assert (a.mechanism, a.seed, a.losses, a.accuracies) == (b.mechanism, b.seed, b.losses, b.accuracies)
-        assert torch.equal(a.maps, b.maps)
-
-
-def test_all_mechanisms_start_from_the_same_weights(data):
-    first, *others = (build(primal, data, TINY, seed=1).state_dict() for primal in family().values())
-    for other in others:
-        assert first.keys() == other.keys()
-        assert all(torch.equal(first[name], other[name]) for name in first)
-
-
-def test_training_learns(data):
-    run = train(Job("bn", family()["bn"], 0), data, replace(TINY, epochs=10))
-    assert run.losses[-1] < 0.6 * run.losses[0]
-    assert run.accuracy > 50  # chance is 25
+def test_as_many_seeds_are_trained_as_there_is_time_for(monkeypatch):
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    trainer = _Trainer(None, RECIPE, 100.0 + 7.0, None)
+    trainer.seconds, trainer.members = 2.0, 4  # half a second each: there is time for 14
+    assert trainer.seeds_in_time(4, 4) == 3
+    assert trainer.seeds_in_time(3, 4) == 3
+    assert trainer.seeds_in_time(2, 4) == 2
+    trainer.end = 90.0
+    assert trainer.seeds_in_time(2, 4) == 0
 
 
 def test_maps_are_those_that_the_model_uses(data):
     """Rows sum to one, and the maps applied to the values give the layer's output."""
-    model = build(family()["bn+sh"], data, TINY, seed=0).eval()
-    (maps,) = head_maps(model, data.test[:2])
-    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 8, 100))
-    layer = model.encoder_layers()[0].self_attn
-    x = model.embed(data.test[:2])
-    values = torch.nn.functional.linear(x, *layer.weights_of("v")).unflatten(-1, (8, 8)).transpose(1, 2)
-    output = layer.out_proj((maps @ values).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(output, layer(x, x, x, need_weights=False)[0], atol=1e-4, rtol=1e-4)
+    model = build(replace(RECIPE, layers=2).model(data, family()["bn+sh"]), seed=0).eval()
+    series = data.test.x[:2]
+    maps = head_maps(model, series)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, 8, 100))
+    seen, outputs = attention_inputs(model, series), []
+    hooks = [layer.register_forward_hook(lambda *call: outputs.append(call[-1][0])) for layer, _ in seen]
+    model(series)
+    for hook in hooks:
+        hook.remove()
+    for (layer, x), weights, output in zip(seen, maps, outputs, strict=True):
+        values = torch.nn.functional.linear(x, *layer.weights_of("v")).unflatten(-1, (8, 2)).transpose(1, 2)
+        mixed = layer.out_proj((weights @ values).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(mixed, output, atol=1e-5, rtol=1e-5)
 
 
 def test_a_mechanism_that_disagrees_with_its_reference_stops_the_demo(data, monkeypatch):
@@ -168,7 +159,7 @@ def test_a_mechanism_that_disagrees_with_its_reference_stops_the_demo(data, monk
 
     monkeypatch.setattr(checks_module, "_outcome", wrong)
     with pytest.raises(DemoError, match="bn differs from its reference"):
-        checks_module.check("bn", family()["bn"], data, TINY)
+        checks_module.check("bn", family()["bn"], data, RECIPE)
 
 
 def test_an_earlier_demo_is_replaced_but_nothing_else(demo, tmp_path):

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
@@ -17,10 +16,10 @@ from . import kernels, layers
 from .case import Case
 from .ceilings import Ceilings, measure_ceilings, tf32
 from .counts import bytes_moved, flops
+from .session import Record
 from .timing import Contestant, Timed, in_turns, working_bytes
 from .workload import Workload
 
-Record = dict[str, Any]
 PROBES = 5
 
 
@@ -45,10 +44,10 @@ class Bench:
         self._probed: dict[Case, dict[str, float | str]] = {}
         self._materialised: dict[Case, int | None] = {}
 
-    def find_ceilings(self, cases: list[Case]) -> Ceilings:
+    def find_ceilings(self, cases: list[Case]) -> Record:
         """Of a copy, and of matrix products in the dtypes of the cases."""
         self.ceilings = measure_ceilings((case.arithmetic for case in cases), self.device)
-        return self.ceilings
+        return {"ceilings": self.ceilings._asdict()}
 
     def measure(self, case: Case) -> Record:
         """A record; where the case is refused or memory runs out, one whose `error` says why."""
@@ -58,7 +57,7 @@ class Bench:
                 warnings.simplefilter("ignore")  # torch says at length why a back end refuses
                 return record | self._measure(case)
         except Exception as error:
-            return record | {"error": _reason(error)}
+            return record | {"error": reason(error)}
         finally:
             gc.collect()
             if self.device.type == "cuda":
@@ -78,10 +77,10 @@ class Bench:
         else:
             rival = next(one for one in workload.rivals if one.name == fastest)
             rounds = in_turns([ours, Timed(rival, case.mode, self.device)], self.repeats, self.budget)
-            record |= _spread("rival_seconds", [times[1] for times in rounds])
-            record |= _spread("ratio", [times[0] / times[1] for times in rounds])
+            record |= spread("rival_seconds", [times[1] for times in rounds])
+            record |= spread("ratio", [times[0] / times[1] for times in rounds])
             record |= {"rival_peak_bytes": self._peak(rival)}
-        record |= _spread("seconds", [times[0] for times in rounds])
+        record |= spread("seconds", [times[0] for times in rounds])
         record |= {"repeats": len(rounds), "steps_per_sample": ours.inner} | memory
         if (peak := memory["peak_bytes"]) and (other := record.get("rival_peak_bytes")):
             record["memory_ratio"] = peak / other
@@ -98,7 +97,7 @@ class Bench:
                     timed = Timed(rival, case.mode, self.device)
                     found[rival.name] = statistics.median(timed.sample() for _ in range(probes))
                 except (RuntimeError, NotImplementedError) as error:
-                    found[rival.name] = _reason(error)
+                    found[rival.name] = reason(error)
             self._probed[key] = found
         return self._probed[key]
 
@@ -149,11 +148,13 @@ def tf32_where_asked(case: Case) -> Iterator[None]:
         yield
 
 
-def _spread(name: str, values: list[float]) -> Record:
+def spread(name: str, values: list[float]) -> Record:
+    """The median of a figure, and its range."""
     return {name: statistics.median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why a case could not be measured, in a line."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
     said = str(error) if isinstance(error, (ValueError, MemoryError)) else f"{type(error).__name__}: {error}"

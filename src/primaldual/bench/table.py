@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
-Record = dict[str, Any]
-Content = dict[str, Any]
+from .session import Content, Record
+
 LEGEND = """ratio: ours ÷ the fastest fused softmax (rival), median of interleaved rounds. limit: that ratio of FLOPs.
 length: × batch. FLOP/s, bytes/s: % of this run's matrix product and copy, counting the fewest of each.
 memory: inputs, parameters and the most that one eager step allocates beyond them."""
@@ -26,8 +27,8 @@ def results_tables(content: Content) -> list[Table]:
 def _results(records: list[Record]) -> Table:
     first = records[0]
     dtype = "tf32" if first["tf32"] else first["dtype"]
-    how = f"{first['subject']}, {first['step']}, {first['mode']}"
-    table = _table(f"{how}: {dtype}, {first['heads']} heads of {first['head_dim']}")
+    what = f"{first['subject']}, {first['step']}, {first['mode']}"
+    table = titled(f"{what}: {dtype}, {first['heads']} heads of {first['head_dim']}")
     table.add_column("mechanism", style="bold cyan", no_wrap=True)
     with_memory = any(r.get("peak_bytes") for r in records)
     for heading in ("length", "time", "ratio", "spread", "limit", "FLOP/s", "bytes/s"):
@@ -38,18 +39,18 @@ def _results(records: list[Record]) -> Table:
     for r in records:
         cells = [r["mechanism"], f"{r['length']} × {r['batch']}"]
         if r["error"]:
-            table.add_row(*cells, *("–" for _ in range(6 + with_memory)), f"[yellow]{_escape(r['error'])}[/]")
+            table.add_row(*cells, *("–" for _ in range(6 + with_memory)), f"[yellow]{escape(r['error'])}[/]")
             continue
-        cells += [_time(r["seconds"]), f"[bold]{_number(r.get('ratio'))}[/]"]
-        cells += [f"{_number(r['ratio_min'])}–{_number(r['ratio_max'])}" if "ratio" in r else "–"]
-        cells += [_number(r["arithmetic_limit"]), _percent(r.get("flops_share")), _percent(r.get("bytes_share"))]
-        table.add_row(*cells, *([_size(r["peak_bytes"])] if with_memory else []), r["rival"] or "none fused")
+        cells += [_time(r["seconds"]), f"[bold]{number(r.get('ratio'))}[/]"]
+        cells += [f"{number(r['ratio_min'])}–{number(r['ratio_max'])}" if "ratio" in r else "–"]
+        cells += [number(r["arithmetic_limit"]), _percent(r.get("flops_share")), _percent(r.get("bytes_share"))]
+        table.add_row(*cells, *([size(r["peak_bytes"])] if with_memory else []), r["rival"] or "none fused")
     return table
 
 
 def targets_table(content: Content) -> Table:
     """One line per target: measured, must, dream."""
-    table = _table("targets: time ÷ best fused softmax, unless named otherwise")
+    table = titled("targets: time ÷ best fused softmax, unless named otherwise")
     table.add_column("target", style="bold cyan", no_wrap=True)
     for heading in ("length", "step", "mode", "measured", "must", "dream"):
         table.add_column(heading, justify="left" if heading in ("step", "mode") else "right", no_wrap=True)
@@ -63,8 +64,8 @@ def targets_table(content: Content) -> Table:
         step = {"forward": "fwd", "forward+backward": "fwd+bwd"}[r["step"]]
         why = r["error"] or r.get("rival") or "no fused softmax"
         table.add_row(
-            target["name"], f"{r['length']} × {r['batch']}", step, r["mode"], f"[bold]{_exact(target['value'])}[/]",
-            f"{sign} {target['must']:g}", dream, verdict, _escape(why),
+            target["name"], f"{r['length']} × {r['batch']}", step, r["mode"], f"[bold]{exact(target['value'])}[/]",
+            f"{sign} {target['must']:g}", dream, verdict, escape(why),
         )  # fmt: skip
     return table
 
@@ -78,7 +79,8 @@ def ceilings_line(content: Content) -> str:
     return f"ceilings: copy {ceilings['bytes_per_second'] / 1e9:.0f} GB/s, matrix product {rates}"
 
 
-def _table(title: str) -> Table:
+def titled(title: str) -> Table:
+    """An empty table."""
     return Table(title=title, title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
@@ -89,13 +91,15 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """With about two digits that matter."""
     if value is None:
         return "–"
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def _exact(value: float | None) -> str:
+def exact(value: float | None) -> str:
+    """With three decimals."""
     return "–" if value is None else f"{value:.3f}"
 
 
@@ -103,11 +107,8 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.1f}%"
 
 
-def _size(size: int | None) -> str:
-    if size is None:
+def size(count: int | None) -> str:
+    """Bytes."""
+    if count is None:
         return "–"
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

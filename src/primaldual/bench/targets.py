@@ -1,12 +1,12 @@
-"""What must be reached, and what would be a dream: the issue's table as data."""
+"""What must be reached on an H200 and on a CPU, and what would be a dream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from .case import Case
+from .session import Content, Record
 
 SCALES = (1, 1, 2, 2, 4, 4, 8, 8)
 BATCH = {128: 32, 512: 16, 1024: 8, 4096: 8, 16384: 4}
@@ -21,7 +21,7 @@ class Target:
         case: what is measured.
         figure: the key of the record.
         must: the bound that has to hold.
-        dream: the bound to hope for; None where the issue names none.
+        dream: the bound to hope for, if there is one.
         at_least: the bound is from below.
     """
 
@@ -32,11 +32,11 @@ class Target:
     dream: float | None = None
     at_least: bool = False
 
-    def value(self, record: dict[str, Any]) -> float | None:
+    def value(self, record: Record) -> float | None:
         """The measured figure; None where the case was refused or the figure does not exist."""
         return record.get(self.figure)
 
-    def met(self, record: dict[str, Any], bound: float | None) -> bool:
+    def met(self, record: Record, bound: float | None) -> bool:
         """Whether the figure is within a bound."""
         value = self.value(record)
         if value is None or bound is None:
@@ -79,15 +79,23 @@ def _layers() -> Iterator[Target]:
         yield Target(f"BN+SH {use} memory ÷ materialised", case, "memory_ratio_materialised", 0.25)
 
 
-TARGETS: tuple[Target, ...] = (*_kernels(), *_layers())
+def _on_a_cpu() -> Iterator[Target]:
+    for name, length, batch, must in (("bn", 2048, 4, 1.10), ("sh", 2048, 4, 0.60), ("linear", 16384, 1, 0.05)):
+        scales = SCALES if name == "sh" else None
+        case = Case("kernels", name, length, batch, dtype="float32", mode="eager", scales=scales)
+        yield Target("linear" if name == "linear" else name.upper(), case, "ratio", must)
 
 
-def cases() -> list[Case]:
-    """Every case of the table, once."""
-    return list(dict.fromkeys(target.case for target in TARGETS))
+TARGETS: dict[str, tuple[Target, ...]] = {"cuda": (*_kernels(), *_layers()), "cpu": tuple(_on_a_cpu())}
+"""By the kind of device; those of "cuda" are stated for an H200."""
 
 
-def verdicts(done: Sequence[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:
+def cases(device: str) -> list[Case]:
+    """Every case of the targets for a kind of device, once."""
+    return list(dict.fromkeys(target.case for target in TARGETS[device]))
+
+
+def verdicts(device: str, done: Iterable[tuple[Case, Record]]) -> Content:
     """Each target whose case was measured: its figure beside its bounds."""
     records = dict(done)
     return {
@@ -99,7 +107,7 @@ def verdicts(done: Sequence[tuple[Case, dict[str, Any]]]) -> dict[str, Any]:
                 "dreamt": target.met(records[target.case], target.dream),
                 "record": list(records).index(target.case),
             }
-            for target in TARGETS
+            for target in TARGETS[device]
             if target.case in records
         ]
     }  # fmt: skip

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,16 +16,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils import clip_grad_norm_
 
-from ..base.files import write_json
 from ..data import Dataset
 from ..models import build
 from ..ops import plan
 from ..training import Ensemble
 from .case import DTYPES
-from .measure import Record, _reason, _spread
+from .measure import reason, spread
+from .session import Record
 from .timing import Contestant, Step, Timed, in_turns
 from .training_case import SHORTEST, TrainingCase
-from .training_targets import REFERENCE, verdicts
+from .training_targets import REFERENCE
 
 SAMPLE_SECONDS = 0.05
 """A timed sample has so many steps that it lasts this long."""
@@ -72,7 +70,7 @@ class TrainingBench:
                 warnings.simplefilter("ignore")  # torch says at length what it would rather be given
                 return record | self._measure(case)
         except Exception as error:
-            return record | {"error": _reason(error)}
+            return record | {"error": reason(error)}
         finally:
             self._tidy()
 
@@ -85,9 +83,9 @@ class TrainingBench:
         ours, rival = self._ready(self._together(case, data, record)), self._ready(self._alone(case, data))
         rounds = in_turns([ours.timed, rival.timed], self.repeats, self.budget)
         each = [(1e3 * mine / case.seeds, 1e3 * other) for mine, other in rounds]
-        record |= _spread("ms_per_step_per_seed", [mine for mine, _ in each])
-        record |= _spread("rival_ms_per_step_per_seed", [other for _, other in each])
-        record |= _spread("ratio", [mine / other for mine, other in each])
+        record |= spread("ms_per_step_per_seed", [mine for mine, _ in each])
+        record |= spread("rival_ms_per_step_per_seed", [other for _, other in each])
+        record |= spread("ratio", [mine / other for mine, other in each])
         record |= {
             "steps_per_second": 1e3 / record["ms_per_step_per_seed"],
             "rival_steps_per_second": 1e3 / record["rival_ms_per_step_per_seed"],
@@ -178,34 +176,3 @@ class _Loop:
         self.loss(scores.float(), self.y[rows]).backward()
         clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         self.optimizer.step()
-
-
-def run(
-    bench: TrainingBench,
-    cases: Sequence[TrainingCase],
-    path: Path,
-    environment: dict[str, Any],
-    before: Callable[[TrainingCase], None] = lambda case: None,
-) -> dict[str, Any]:
-    """What is written to `path`: environment, records, and the targets that they meet or miss.
-
-    The file is written after every case, and holds what there is when the run is interrupted (`complete` is False).
-    """
-    start = time.perf_counter()
-    content: dict[str, Any] = {"complete": False, "environment": environment, "records": []}
-
-    def save() -> None:
-        content["wall_seconds"] = round(time.perf_counter() - start, 1)
-        content["targets"] = verdicts(content)
-        write_json(path, content)
-
-    try:
-        for case in cases:
-            before(case)
-            content["records"].append(bench.measure(case))
-            save()
-        content["complete"] = True
-    except KeyboardInterrupt:
-        pass
-    save()
-    return content

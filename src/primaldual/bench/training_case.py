@@ -8,7 +8,7 @@ import torch
 
 from ..data import Dataset, Split, manifest
 from ..models import SeriesConfig
-from ..paper.runs import blank, settled
+from ..paper.runs import as_in_paper, blank
 from ..primal import Primal
 from ..training import Recipe, recipe_for
 
@@ -55,7 +55,7 @@ class TrainingCase:
     @property
     def primal(self) -> Primal:
         """The mechanism as the paper sets it for this set."""
-        return settled(self.dataset, self.mechanism)
+        return as_in_paper(self.dataset, self.mechanism)
 
     @property
     def length(self) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.table import Table
 
-from .table import _exact, _number, _size, _table
+from .session import Content, Record
+from .table import exact, number, size, titled
 
 LEGEND = """ms: per step and seed, median of interleaved rounds. alone: one model at a time in a plain torch loop, whose
 softmax is torch's fused attention. ratio: ms ÷ alone in one round, the median. mvts: ms of mvts_transformer on an H200.
@@ -56,10 +57,10 @@ def _targets() -> Iterator[TrainingTarget]:
 TARGETS = tuple(_targets())
 
 
-def verdicts(content: dict[str, Any]) -> list[dict[str, Any]]:
+def verdicts(content: Content) -> Content:
     """Each target whose case was measured: its figure beside its bound. On an H200 alone, which they are stated for."""
     if "H200" not in content["environment"]["device"]:
-        return []
+        return {"targets": []}
     places = {
         (r["dataset"], r["impl"]): place
         for place, r in enumerate(content["records"])
@@ -74,26 +75,26 @@ def verdicts(content: dict[str, Any]) -> list[dict[str, Any]]:
                 {"name": _name(dataset, impl), "figure": figure, "value": value, "must": must, "met": met,
                  "record": place}
             )  # fmt: skip
-    return found
+    return {"targets": found}
 
 
 def _name(dataset: str, impl: str) -> str:
     return f"{dataset}, library kernels" if impl == "sdpa" else dataset
 
 
-def results_tables(content: dict[str, Any]) -> list[Table]:
+def results_tables(content: Content) -> list[Table]:
     """A table per mechanism, with one line per set and executor."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Record]] = {}
     for record in content["records"]:
         groups.setdefault(record["mechanism"], []).append(record)
     return [_results(records) for records in groups.values()]
 
 
-def _results(records: list[dict[str, Any]]) -> Table:
+def _results(records: list[Record]) -> Table:
     first = records[0]
     seeds = f"{first['seeds']} seed{'s' if first['seeds'] > 1 else ''} together"
     cut = "random series" if all(r["full_size"] for r in records) else "sizes below the paper's"
-    table = _table(f"training step: {first['mechanism']}, {first['dtype']}, {seeds}, {cut}")
+    table = titled(f"training step: {first['mechanism']}, {first['dtype']}, {seeds}, {cut}")
     table.add_column("set", style="bold cyan", no_wrap=True)
     shown = [name for name in ("peak_bytes_per_seed", "reference") if any(r.get(name) for r in records)]
     headings = ["shape", "model", "executor", "ms", "alone", "ratio"]
@@ -106,26 +107,26 @@ def _results(records: list[dict[str, Any]]) -> Table:
         if r["error"]:
             table.add_row(*cells, r["impl"], *("–" for _ in headings[3:]))
             continue
-        cells += [r["executor"], f"[bold]{_exact(r['ms_per_step_per_seed'])}[/]"]
-        cells += [_exact(r["rival_ms_per_step_per_seed"]), _number(r["ratio"])]
+        cells += [r["executor"], f"[bold]{exact(r['ms_per_step_per_seed'])}[/]"]
+        cells += [exact(r["rival_ms_per_step_per_seed"]), number(r["ratio"])]
         if "reference" in shown:
             cells.append(f"{r['reference']['ms']:g}" if "reference" in r else "–")
         cells.append(f"{r['steps_per_second']:.0f}")
         if "peak_bytes_per_seed" in shown:
-            cells += [_size(r["peak_bytes_per_seed"]), _size(r["rival_peak_bytes_per_seed"])]
+            cells += [size(r["peak_bytes_per_seed"]), size(r["rival_peak_bytes_per_seed"])]
         table.add_row(*cells)
     return table
 
 
-def targets_table(content: dict[str, Any]) -> Table:
+def targets_table(content: Content) -> Table:
     """One line per target: measured and must."""
-    table = _table("targets on an H200: softmax, 5 seeds together, per seed")
+    table = titled("targets on an H200: softmax, 5 seeds together, per seed")
     table.add_column("target", style="bold cyan", no_wrap=True)
     for heading in ("measured", "must", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for target in content["targets"]:
         verdict = "[green]ok[/]" if target["met"] else "[bold red]MISSED[/]"
-        show = _milliseconds if target["figure"] == "ms_per_step_per_seed" else _size
+        show = _milliseconds if target["figure"] == "ms_per_step_per_seed" else size
         table.add_row(target["name"], f"[bold]{show(target['value'])}[/]", f"≤ {show(target['must'])}", verdict)
     return table
 

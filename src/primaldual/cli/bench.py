@@ -1,4 +1,4 @@
-"""What the commands of `primaldual bench` share: options, a progress bar, and what they leave behind."""
+"""What the commands of `primaldual bench` share: from the cases to a table, a record and a picture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import typer
@@ -15,33 +15,32 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..base.environment import folder_name
 from ..base.files import write_bytes
-from .main import _escape, _fail, _no_plot, app, console, errors
+from .main import _escape, _fail, _no_plot, console, errors
+from .main import app as main_app
+from .options import device_option
+
+if TYPE_CHECKING:
+    from ..bench.session import Content, Record
 
 T = TypeVar("T")
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-Mechanisms = Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")]
-Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="A PNG beside the JSON.")]
-Repeats = Annotated[
-    int | None, typer.Option(min=1, help="Rounds: 30 on CUDA, 7 on a CPU unless given.", show_default=False)
-]
-Device = Annotated[str | None, typer.Option(help="`cuda` or `cpu`; a GPU where there is one.", show_default=False)]
 
-bench = typer.Typer(
+app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Time, achieved FLOP/s and bytes/s, peak memory, and the ratio to the best fused softmax, on this machine.",
 )
-app.add_typer(bench, name="bench")
+main_app.add_typer(app, name="bench")
 
 
 def pick_device(asked: str | None) -> torch.device:
     """The device to measure; a ValueError where there is none such."""
-    if asked not in (None, "cuda", "cpu"):
-        raise ValueError(f"--device must be cuda or cpu, got {asked!r}")
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device")
-    return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device_option(asked)
+    if device.index:
+        raise ValueError(f"--device {asked}: the first GPU is measured; CUDA_VISIBLE_DEVICES makes another the first")
+    return device
 
 
 def parts(option: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
@@ -52,7 +51,7 @@ def parts(option: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
         raise ValueError(f"{option} takes positive integers, such as 128,1024; got {text!r}") from None
 
 
-def given(ctx: typer.Context) -> list[tuple[str, str, Any]]:
+def typed(ctx: typer.Context) -> list[tuple[str, str, Any]]:
     """(name, option, value) of what stands on the command line."""
     found = []
     for parameter in ctx.command.params:
@@ -65,7 +64,7 @@ def given(ctx: typer.Context) -> list[tuple[str, str, Any]]:
 def command_line(ctx: typer.Context) -> str:
     """The command as it was typed, without the machine's paths."""
     words = ["primaldual", "bench", str(ctx.info_name)]
-    for name, option, value in given(ctx):
+    for name, option, value in typed(ctx):
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))
         elif name != "output":
@@ -73,9 +72,54 @@ def command_line(ctx: typer.Context) -> str:
     return " ".join(words)
 
 
+def measure_and_show(
+    ctx: typer.Context,
+    cases: Sequence[T],
+    measure: Callable[[T], Record],
+    device: torch.device,
+    output: Path | None,
+    *,
+    describe: Callable[[T], str],
+    tables: Callable[[Content], Sequence[Table]],
+    legend: Callable[[Content], str],
+    summary: Callable[[Content], Content],
+    first: Callable[[], Content] = dict,
+    name: str | None = None,
+    picture: tuple[str, str] | None = None,
+    targets_bind: bool = False,
+) -> None:
+    """Measure the cases, write the record, print tables, draw the picture.
+
+    Args:
+        describe: a case in a few words, for the progress bar.
+        legend: below the tables, which are left out where nothing was measured.
+        summary, first: as in `measure_all`.
+        name: of the record's file; that of the command unless given.
+        picture: the module of `primaldual.bench` and its function that draws the content.
+        targets_bind: a missed target sets the exit status.
+    """
+    from ..bench.session import conditions, measure_all
+
+    path = output or Path("results") / folder_name(device) / f"{name or ctx.info_name}.json"
+    about = conditions(device, command_line(ctx))
+    with _progress(cases, describe, path) as before:
+        content = measure_all(cases, measure, path, about, before=before, first=first, summary=summary)
+    wide = console if console.is_terminal else Console(width=max(console.width, 120))  # in a log nothing is cut
+    for table in tables(content) if content["records"] else ():
+        wide.print(table)
+    console.print(legend(content), style="dim", highlight=False, soft_wrap=True)
+    if picture:
+        _draw(*picture, content, path)
+    console.print(f"{content['wall_seconds']:.0f} s. Written: [bold]{_escape(str(path))}[/]", soft_wrap=True)
+    if not content["complete"]:
+        raise _fail(f"stopped after {len(content['records'])} of {len(cases)}; those were written", 130)
+    if targets_bind and (missed := [target for target in content["targets"] if not target["met"]]):
+        raise _fail(f"{len(missed)} of {len(content['targets'])} targets missed", 1)
+
+
 @contextmanager
-def measuring(cases: Sequence[T], describe: Callable[[T], str], path: Path) -> Iterator[Callable[[T | None], None]]:
-    """A bar over the cases, on stderr; gives what to call before each, and with None before the ceilings.
+def _progress(cases: Sequence[T], describe: Callable[[T], str], path: Path) -> Iterator[Callable[[T | None], None]]:
+    """A bar over the cases, on stderr; gives what to call before each, and with None before all.
 
     Where the path cannot be written, that is said in one line; exit status 1.
     """
@@ -90,7 +134,7 @@ def measuring(cases: Sequence[T], describe: Callable[[T], str], path: Path) -> I
 
             def before(case: T | None) -> None:
                 if case is None:
-                    bar.update(task, description="ceilings")
+                    bar.update(task, description="preparing")
                 else:
                     bar.update(task, completed=next(started), description=describe(case))
 
@@ -99,15 +143,8 @@ def measuring(cases: Sequence[T], describe: Callable[[T], str], path: Path) -> I
         raise _fail(f"{path} could not be written: {error.strerror}; choose another file with --output", 1) from None
 
 
-def show(tables: Sequence[Table]) -> None:
-    """Tables; a log has no width of its own, so nothing is cut there."""
-    wide = console if console.is_terminal else Console(width=max(console.width, 120))
-    for one in tables:
-        wide.print(one)
-
-
-def draw(module: str, function: str, content: dict[str, Any], path: Path) -> None:
-    """What a module of `primaldual.bench` draws of the content, beside the JSON."""
+def _draw(module: str, function: str, content: Content, path: Path) -> None:
+    """A PNG beside the JSON."""
     try:
         picture = getattr(import_module(f"..bench.{module}", __package__), function)(content)
     except ModuleNotFoundError as error:
@@ -115,12 +152,3 @@ def draw(module: str, function: str, content: dict[str, Any], path: Path) -> Non
         return
     if picture is not None:
         write_bytes(path.with_suffix(".png"), picture)
-
-
-def finish(content: dict[str, Any], path: Path, cases: int, fails: bool) -> None:
-    """Say what was written; an exit where the run was stopped, or where a target is missed and that `fails`."""
-    console.print(f"{content['wall_seconds']:.0f} s. Written: [bold]{_escape(str(path))}[/]", soft_wrap=True)
-    if not content["complete"]:
-        raise _fail(f"stopped after {len(content['records'])} of {cases}; those were written", 130)
-    if fails and (missed := [target for target in content["targets"] if not target["met"]]):
-        raise _fail(f"{len(missed)} of {len(content['targets'])} targets missed", 1)

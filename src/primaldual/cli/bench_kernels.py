@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
 
-from ..base.environment import folder_name
 from ..primal import mechanism
-from .bench import (
-    SHORT,
-    Device,
-    Mechanisms,
-    Plot,
-    Repeats,
-    bench,
-    command_line,
-    draw,
-    finish,
-    given,
-    measuring,
-    parts,
-    pick_device,
-    show,
-)
-from .main import _fail, console
+from . import bench
+from .main import _fail
 from .mechanism_options import scales_option
+from .options import Device, Plot, Quick, RecordFile, Repeats
 
 if TYPE_CHECKING:
     from ..bench import Case
@@ -64,7 +48,7 @@ def measure(
     dtypes: Annotated[
         str | None, typer.Option(help="`bfloat16`, `float16`, `float32`, `float64`.", show_default=False)
     ] = None,
-    mechanisms: Mechanisms = ",".join(MECHANISMS),
+    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = ",".join(MECHANISMS),
     scales: Annotated[
         str | None, typer.Option(help="One per head, where a mechanism pools.", show_default=False)
     ] = None,
@@ -79,22 +63,20 @@ def measure(
     dropout: Annotated[float, typer.Option(min=0.0, help="On the weights; the rival drops too.")] = 0.0,
     tf32: Annotated[bool, typer.Option("--tf32", help="Float32 products may round to tf32.")] = False,
     preset: Annotated[
-        str | None, typer.Option(help="`targets`: the whole table of targets, kernels and layers.", show_default=False)
+        str | None, typer.Option(help="`targets`: what has to be reached on this kind of device.", show_default=False)
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="`results/<device>/<command>.json` unless given.", show_default=False)
-    ] = None,
+    output: RecordFile = None,
     plot: Plot = True,
     repeats: Repeats = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two lengths, few rounds.")] = False,
+    quick: Quick = False,
     device: Device = None,
 ) -> None:
-    from ..bench import run, table, targets
+    from ..bench import table, targets
     from ..bench.measure import Bench
 
     subject = str(ctx.info_name)
     try:
-        where = pick_device(device)
+        where = bench.pick_device(device)
         settings = DEFAULTS[where.type] | (QUICK[where.type] if quick else {})
         if preset is not None:
             cases = _preset(ctx, preset, where)
@@ -105,22 +87,21 @@ def measure(
             )  # fmt: skip
     except ValueError as error:
         raise _fail(error, 2) from None
-    path = output or Path("results") / folder_name(where) / f"{preset or subject}.json"
     runner = Bench(where, repeats or settings["repeats"], budget=0.5 if quick else 3.0)
-    about = run.conditions(where, command_line(ctx))
-    summary: run.Summary = targets.verdicts if preset else lambda done: {}
-    with measuring(cases, lambda case: f"{case.mechanism}, {case.length}, {case.step}, {case.mode}", path) as before:
-        content = run.run(runner, cases, path, about, before, summary)
-    if content["records"]:
-        show([table.targets_table(content)] if preset else table.results_tables(content))
-    console.print(table.LEGEND, style="dim", highlight=False, soft_wrap=True)
-    console.print(table.ceilings_line(content), style="dim", highlight=False, soft_wrap=True)
-    if plot:
-        draw("plot", "targets_plot" if preset else "ratio_plot", content, path)
-    finish(content, path, len(cases), fails=preset is not None)
+    bench.measure_and_show(
+        ctx, cases, runner.measure, where, output,
+        describe=lambda case: f"{case.mechanism}, {case.length}, {case.step}, {case.mode}",
+        tables=lambda content: [table.targets_table(content)] if preset else table.results_tables(content),
+        legend=lambda content: f"{table.LEGEND}\n{table.ceilings_line(content)}",
+        summary=lambda content: (
+            targets.verdicts(where.type, zip(cases, content["records"], strict=False)) if preset else {}
+        ),
+        first=lambda: runner.find_ceilings(cases), name=preset,
+        picture=("plot", "targets_plot" if preset else "ratio_plot") if plot else None, targets_bind=bool(preset),
+    )  # fmt: skip
 
 
-_HOW = """
+METHOD = """
 
 Ours and the rival run in turns after a warm-up: device events on CUDA, the wall clock on a CPU. The rival is the
 fastest of torch's fused back ends for the same shape, dtype and step, in the same mode: eager ÷ eager, captured ÷
@@ -133,16 +114,16 @@ matrix product and a large copy (read + written), timed in the same run.
 
 Peak memory (CUDA) is that of one eager step: inputs, parameters, and the most that it allocates beyond them.
 """
-bench.command(
+bench.app.command(
     "kernels",
-    help="Measure `primaldual.attention` against torch's fused softmax attention." + _HOW,
+    help="Measure `primaldual.attention` against torch's fused softmax attention." + METHOD,
     epilog="**Examples**\n\n- `primaldual bench kernels --quick`"
     "\n\n- `primaldual bench kernels --lengths 1024,4096 --mechanisms sh,linear --causal`"
     "\n\n- `primaldual bench kernels --preset targets` (exit status 1 if one is missed)",
 )(measure)
-bench.command(
+bench.app.command(
     "layers",
-    help="Measure `primaldual.MultiheadAttention`, projections included, against the same layer with softmax." + _HOW,
+    help="Measure `primaldual.MultiheadAttention`, projections included, against the same layer with softmax." + METHOD,
     epilog="**Examples**\n\n- `primaldual bench layers --quick`"
     "\n\n- `primaldual bench layers --lengths 4096 --batch 8 --mechanisms bn,bn+sh`",
 )(measure)
@@ -153,11 +134,9 @@ def _preset(ctx: typer.Context, preset: str, device: torch.device) -> list[Case]
 
     if preset != "targets":
         raise ValueError(f"--preset must be targets, got {preset!r}")
-    if others := [option for name, option, _ in given(ctx) if name not in PRESET_OPTIONS]:
+    if others := [option for name, option, _ in bench.typed(ctx) if name not in PRESET_OPTIONS]:
         raise ValueError(f"--preset targets sets what is measured; leave out {', '.join(others)}")
-    if device.type != "cuda":
-        raise ValueError("--preset targets needs a CUDA device")
-    return targets.cases()
+    return targets.cases(device.type)
 
 
 def _grid(
@@ -171,7 +150,9 @@ def _grid(
     from ..ops import EXECUTORS
 
     def choices(option: str, text: str | None, default: str, among: tuple[str, ...]) -> tuple[str, ...]:
-        chosen = tuple(SHORT.get(part, part) for part in parts(option, text, str)) if text else settings[default]
+        if not text:
+            return tuple(settings[default])
+        chosen = tuple(bench.SHORT.get(part, part) for part in bench.parts(option, text, str))
         if wrong := [one for one in chosen if one not in among]:
             raise ValueError(f"{option} takes {', '.join(among)}; got {wrong[0]!r}")
         return chosen
@@ -180,7 +161,7 @@ def _grid(
         raise ValueError(f"--dropout must be in [0, 1), got {dropout}")
     if impl not in ("auto", *EXECUTORS):
         raise ValueError(f"--impl must be one of auto, {', '.join(EXECUTORS)}; got {impl!r}")
-    names = parts("--mechanisms", mechanisms, str)
+    names = bench.parts("--mechanisms", mechanisms, str)
     for name in names:
         mechanism(name)  # raises, and says which there are
     modes = choices("--mode", mode, "modes", MODES)
@@ -189,8 +170,8 @@ def _grid(
     return grid(
         "kernels" if subject == "kernels" else "layers",
         mechanisms=names,
-        lengths=parts("--lengths", lengths, _count) if lengths else settings["lengths"],
-        head_dims=parts("--head-dims", head_dims, _count) if head_dims else settings["head_dims"],
+        lengths=bench.parts("--lengths", lengths, _count) if lengths else settings["lengths"],
+        head_dims=bench.parts("--head-dims", head_dims, _count) if head_dims else settings["head_dims"],
         dtypes=choices("--dtypes", dtypes, "dtypes", tuple(DTYPES)),
         steps=choices("--steps", steps, "steps", STEPS),
         modes=modes, tokens=settings["tokens"], batch=batch, heads=heads, scales=scales_option(scales), impl=impl,

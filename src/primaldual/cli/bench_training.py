@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..base.environment import folder_name
-from .bench import (
-    SHORT,
-    Device,
-    Mechanisms,
-    Plot,
-    Repeats,
-    bench,
-    command_line,
-    draw,
-    finish,
-    given,
-    measuring,
-    parts,
-    pick_device,
-    show,
-)
-from .main import _escape, _fail, console
+from . import bench
+from .main import _escape, _fail
+from .options import Device, Plot, Quick, RecordFile, Repeats
 
 if TYPE_CHECKING:
+    from ..bench.session import Content
     from ..bench.training_case import TrainingCase
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -40,7 +25,7 @@ TARGET_OPTIONS = {"output", "plot", "repeats", "device"}
 """What may be given beside the defaults without a target ceasing to be one."""
 
 
-@bench.command(
+@bench.app.command(
     epilog="**Examples**\n\n- `primaldual bench training` (on an H200 exit status 1 if a target is missed)"
     "\n\n- `primaldual bench training --only PEMS-SF,JapaneseVowels --mechanisms softmax,bn+sh --seeds 3`"
     "\n\n- `primaldual bench training --quick --device cpu`"
@@ -50,7 +35,7 @@ def training(
     only: Annotated[
         str | None, typer.Option(metavar="SET,SET", help="Sets of known size instead of four.", show_default=False)
     ] = None,
-    mechanisms: Mechanisms = "softmax",
+    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = "softmax",
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Members: 5 on CUDA, 2 on a CPU unless given.", show_default=False)
     ] = None,
@@ -69,12 +54,10 @@ def training(
         str | None,
         typer.Option(help="Executors of the attention: `auto,sdpa` on CUDA, `auto` on a CPU.", show_default=False),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="`results/<device>/training.json` unless given.", show_default=False)
-    ] = None,
+    output: RecordFile = None,
     plot: Plot = True,
     repeats: Repeats = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The two sets of short series, few rounds.")] = False,
+    quick: Quick = False,
     device: Device = None,
 ) -> None:
     """Measure the training step of the paper's time-series models, per seed, with all seeds together.
@@ -87,11 +70,10 @@ def training(
     most that was allocated since before the models were built, the series included, divided by the seeds.
     """
     from ..bench import training_targets as targets
-    from ..bench.run import conditions
-    from ..bench.training import TrainingBench, run
+    from ..bench.training import TrainingBench
 
     try:
-        where = pick_device(device)
+        where = bench.pick_device(device)
         settings = DEFAULTS[where.type]
         cases = _cases(
             only or (QUICK_SETS if quick else SETS), mechanisms, impl or settings["impl"], dtype or settings["dtype"],
@@ -99,20 +81,24 @@ def training(
         )  # fmt: skip
     except ValueError as error:
         raise _fail(error, 2) from None
-    path = output or Path("results") / folder_name(where) / "training.json"
     runner = TrainingBench(where, repeats or (3 if quick else settings["repeats"]), budget=0.5 if quick else 5.0)
-    about = conditions(where, command_line(ctx))
-    with measuring(cases, lambda case: f"{case.dataset}, {case.mechanism}, {case.impl}", path) as before:
-        content = run(runner, cases, path, about, before)
-    show(targets.results_tables(content) + ([targets.targets_table(content)] if content["targets"] else []))
-    for one in content["records"]:
-        if one["error"]:
-            what = f"{one['dataset']}, {one['mechanism']}, {one['impl']}: {one['error']}"
-            console.print(f"[yellow]note:[/] {_escape(what)}", highlight=False, soft_wrap=True)
-    console.print(targets.LEGEND, style="dim", highlight=False, soft_wrap=True)
-    if plot:
-        draw("training_plot", "training_plot", content, path)
-    finish(content, path, len(cases), fails={name for name, *_ in given(ctx)} <= TARGET_OPTIONS)
+    bench.measure_and_show(
+        ctx, cases, runner.measure, where, output,
+        describe=lambda case: f"{case.dataset}, {case.mechanism}, {case.impl}",
+        tables=lambda content: (
+            targets.results_tables(content) + ([targets.targets_table(content)] if content["targets"] else [])
+        ),
+        legend=_legend, summary=targets.verdicts, picture=("training_plot", "training_plot") if plot else None,
+        targets_bind={name for name, *_ in bench.typed(ctx)} <= TARGET_OPTIONS,
+    )  # fmt: skip
+
+
+def _legend(content: Content) -> str:
+    """What could not be measured, and what the columns mean."""
+    from ..bench.training_targets import LEGEND
+
+    refused = [f"{r['dataset']}, {r['mechanism']}, {r['impl']}: {r['error']}" for r in content["records"] if r["error"]]
+    return "\n".join([*(f"[yellow]note:[/] {_escape(line)}" for line in refused), LEGEND])
 
 
 def _cases(
@@ -123,11 +109,11 @@ def _cases(
     from ..data import manifest
     from ..ops import EXECUTORS
 
-    sets, names, impls = (parts("", text, str) for text in (only, mechanisms, impl))
+    sets, names, impls = (bench.parts("", text, str) for text in (only, mechanisms, impl))
     for option, chosen, known in (
         ("--only", sets, tuple(manifest())),
         ("--impl", impls, ("auto", *EXECUTORS)),
-        ("--dtype", (dtype := SHORT.get(dtype, dtype),), ("bfloat16", "float32")),
+        ("--dtype", (dtype := bench.SHORT.get(dtype, dtype),), ("bfloat16", "float32")),
     ):
         for wrong in (one for one in chosen if one not in known):
             near = difflib.get_close_matches(wrong, known, n=1) if option == "--only" else []

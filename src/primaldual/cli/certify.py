@@ -9,9 +9,9 @@ import typer
 from rich import box
 from rich.table import Table
 
+from ..base.threads import on_threads
 from ..primal import mechanisms
 from .main import _escape, _fail, app, console
-from .options import on_threads
 
 if TYPE_CHECKING:
     from ..regression.certification import Certification, Check

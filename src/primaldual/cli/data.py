@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from .main import _escape, _fail, app, console
+from .options import AllSets, CacheDir, DataDir, NoCheck, Offline
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -23,27 +23,6 @@ commands = typer.Typer(
     "\n\n- `primaldual data prepare --all --data-dir ~/uea`\n\n- `primaldual data verify`",
 )
 app.add_typer(commands, name="data")
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        envvar="PRIMALDUAL_DATA",
-        help="Holds `<Name>/<Name>_TRAIN.ts` and `_TEST.ts`, or `<Name>.zip`; in folders too.",
-        show_default=False,
-    ),
-]
-CacheDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--cache-dir",
-        envvar="PRIMALDUAL_CACHE",
-        help="Holds what is prepared; else the user's cache directory.",
-        show_default=False,
-    ),
-]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Take sets of other sizes than the archive's.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Never download.")]
 
 
 @commands.command(
@@ -117,7 +96,7 @@ def info(
     "\n\n- `primaldual data prepare --all --data-dir ~/uea`"
 )
 def prepare(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=False)] = None,
+    names: AllSets = None,
     every: Annotated[bool, typer.Option("--all", help="Every set in the data directory.")] = False,
     data_dir: DataDir = None,
     cache_dir: CacheDir = None,
@@ -163,7 +142,7 @@ def prepare(
 
 @commands.command(epilog="**Examples**\n\n- `primaldual data verify`\n\n- `primaldual data verify --data-dir ~/uea`")
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=False)] = None,
+    names: AllSets = None,
     data_dir: DataDir = None,
     cache_dir: CacheDir = None,
 ) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from ..base.packages import MissingPackageError
 from ..base.version import __version__
-from ..demo import DemoError, Recipe, run_demo
+from ..data import DataError
+from ..demo import DemoError, Settings, run_demo
+from ..demo.settings import TRAINING
 from ..demo.terminal import summary_table
 from ..dual import derive
 from .mechanism_options import Beta, Causal, Full, How, Learnable, Prefix, Size, mechanism_option
@@ -109,20 +113,20 @@ def explain(
 @app.command(epilog="**Examples**\n\n- `primaldual demo`\n\n- `primaldual demo --seeds 3 --epochs 10 --output quick`")
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to write into.")] = Path("primaldual-demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Training runs per mechanism.")] = Recipe.seeds,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs per run.")] = Recipe.epochs,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds to stay within; 0: no limit.")] = Recipe.budget,
+    seeds: Annotated[int, typer.Option(min=1, help="Models per mechanism.")] = Settings.seeds,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = TRAINING.epochs,
+    budget: Annotated[float, typer.Option(min=0, help="Seconds to stay within; 0: no limit.")] = Settings.budget,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds other files.")] = False,
 ) -> None:
     """Derive, check and train the four softmax-family mechanisms on BasicMotions, and write a report.
 
     Needs no network and under three minutes on two CPU cores. Writes `report.html`, `results.json` and `heads.png`.
     """
-    recipe = Recipe(seeds=seeds, epochs=epochs, budget=budget or float("inf"))
+    settings = Settings(seeds=seeds, budget=budget or float("inf"), recipe=replace(TRAINING, epochs=epochs))
     try:
-        results = run_demo(output, recipe, force=force, console=console)
-    except DemoError as error:
-        raise _fail(error, error.status) from None
+        results = run_demo(output, settings, force=force, console=console)
+    except (DemoError, DataError, MissingPackageError) as error:
+        raise _fail(error, getattr(error, "status", 1)) from None
     except KeyboardInterrupt:
         raise _fail("stopped; nothing was written", 130) from None
     console.print(summary_table(results))

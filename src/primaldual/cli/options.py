@@ -1,23 +1,45 @@
-"""Options of commands that train, and their values as they are typed, to what the library takes."""
+"""Options that several commands have, and their values as they are typed, to what the library takes."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+Device = Annotated[
+    str | None, typer.Option(show_default=False, help="`cpu`, `cuda`, `cuda:1`; else a GPU where there is one.")
+]
+
+# of commands that read data sets
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        envvar="PRIMALDUAL_DATA",
+        help="Holds `<Name>/<Name>_TRAIN.ts` and `_TEST.ts`, or `<Name>.zip`; in folders too.",
+        show_default=False,
+    ),
+]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir",
+        envvar="PRIMALDUAL_CACHE",
+        help="Holds what is prepared; else the user's cache directory.",
+        show_default=False,
+    ),
+]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Take sets of other sizes than the archive's.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Never download.")]
+AllSets = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=False)]
+
+# of commands that train
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0, 1, … of every run, trained together.")]
 Epochs = Annotated[int | None, typer.Option(min=1, show_default=False, help="To try it out; the report says so.")]
 Dtype = Annotated[
     str | None, typer.Option(show_default=False, help="`float32`, `bfloat16` or `float64`; else the recipe's.")
-]
-Device = Annotated[
-    str | None, typer.Option(show_default=False, help="`cpu`, `cuda`, `cuda:1`; else a GPU where there is one.")
 ]
 Threads = Annotated[int, typer.Option(min=1, help="On a CPU; more pay on an idle machine only.")]
 Output = Annotated[Path, typer.Option(help="The folder of records, models and checkpoints.")]
@@ -27,6 +49,17 @@ Reports = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")]
 OnlyReport = Annotated[bool, typer.Option("--only-report", help="Train nothing; report what is recorded.")]
+
+# of commands that measure speed
+RecordFile = Annotated[
+    Path | None,
+    typer.Option("--output", help="A JSON file; one in `results/<device>` unless given.", show_default=False),
+]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="A PNG beside the JSON.")]
+Repeats = Annotated[
+    int | None, typer.Option(min=1, help="Rounds: 30 on CUDA, 7 on a CPU unless given.", show_default=False)
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Few and short cases, few rounds.")]
 
 
 def names_option(text: str | None) -> list[str] | None:
@@ -55,14 +88,3 @@ def device_option(text: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"--device {text}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-@contextmanager
-def on_threads(count: int) -> Iterator[None]:
-    """Threads that wait for each other cost more than they bring where others work too."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(count, os.cpu_count() or 1))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

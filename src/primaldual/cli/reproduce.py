@@ -6,22 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .data import DataDir, Offline
+from . import options
 from .main import app
-from .options import (
-    OUTPUT,
-    Device,
-    DryRun,
-    Dtype,
-    Epochs,
-    OnlyReport,
-    Output,
-    Reports,
-    Seeds,
-    Threads,
-    device_option,
-    names_option,
-)
 from .runs import asking, bar, finish, show_grids, show_notes, show_plan, to_go, train_left, working, write_texts
 
 
@@ -44,18 +30,18 @@ def reproduce(
         str | None,
         typer.Option(metavar="NAME,NAME", help="Instead of the paper's, such as `softmax,bn,sh,bn+sh,qk-norm`."),
     ] = None,
-    seeds: Seeds = 5,
-    epochs: Epochs = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    threads: Threads = 1,
-    output: Output = OUTPUT,
-    reports: Reports = None,
-    data_dir: DataDir = None,
-    offline: Offline = False,
+    seeds: options.Seeds = 5,
+    epochs: options.Epochs = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = 1,
+    output: options.Output = options.OUTPUT,
+    reports: options.Reports = None,
+    data_dir: options.DataDir = None,
+    offline: options.Offline = False,
     engine: Annotated[str, typer.Option(help="What trains: `local`.")] = "local",
-    dry_run: DryRun = False,
-    only_report: OnlyReport = False,
+    dry_run: options.DryRun = False,
+    only_report: options.OnlyReport = False,
 ) -> None:
     """Train what a table of the paper needs, and put what is measured beside the paper's numbers.
 
@@ -68,7 +54,11 @@ def reproduce(
     from ..training import Store
 
     changes: dict[str, Any] = {"epochs": epochs, "dtype": dtype}
-    part: dict[str, Any] = {"only": names_option(only), "mechanisms": names_option(mechanisms), "seeds": range(seeds)}
+    part: dict[str, Any] = {
+        "only": options.names_option(only),
+        "mechanisms": options.names_option(mechanisms),
+        "seeds": range(seeds),
+    }
     part |= {name: value for name, value in changes.items() if value is not None}
     store = Store(output)
     with asking():
@@ -76,7 +66,7 @@ def reproduce(
             raise ValueError(f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}")
         wanted = runs(table, **part)
         left = to_go(wanted, store.records())
-        place = Place(output, data_dir, offline, device_option(device), bar)
+        place = Place(output, data_dir, offline, options.device_option(device), bar)
     if dry_run:
         show_plan(wanted, left, data_dir)
         return

@@ -11,8 +11,8 @@ import typer
 from rich import box
 from rich.table import Table
 
+from ..base.threads import on_threads
 from .main import _escape, _fail, console
-from .options import on_threads
 
 if TYPE_CHECKING:
     from ..paper import Engine, Place, Problem, Run

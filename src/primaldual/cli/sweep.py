@@ -7,23 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .data import DataDir, Offline
+from . import options
 from .main import _no_plot, app
 from .mechanism_options import scales_option
-from .options import (
-    OUTPUT,
-    Device,
-    DryRun,
-    Dtype,
-    Epochs,
-    OnlyReport,
-    Output,
-    Reports,
-    Seeds,
-    Threads,
-    device_option,
-    names_option,
-)
 from .runs import asking, bar, finish, say, show_grids, show_notes, show_plan, to_go, train_left, working, write_texts
 
 if TYPE_CHECKING:
@@ -63,17 +49,17 @@ def sweep(
     validation: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of the training set that is held out to choose by.")
     ] = 0.2,
-    seeds: Seeds = 5,
-    epochs: Epochs = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    threads: Threads = 1,
-    output: Output = OUTPUT,
-    reports: Reports = None,
-    data_dir: DataDir = None,
-    offline: Offline = False,
-    dry_run: DryRun = False,
-    only_report: OnlyReport = False,
+    seeds: options.Seeds = 5,
+    epochs: options.Epochs = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    threads: options.Threads = 1,
+    output: options.Output = options.OUTPUT,
+    reports: options.Reports = None,
+    data_dir: options.DataDir = None,
+    offline: options.Offline = False,
+    dry_run: options.DryRun = False,
+    only_report: options.OnlyReport = False,
 ) -> None:
     """Try values of β, or of the scales, on some sets: is the paper's choice special, and is there one for all?
 
@@ -97,12 +83,12 @@ def sweep(
             raise ValueError(f"--{setting} is what the sweep is of; give --values")
         asked = Sweep(
             setting, mechanism or PARTS[setting], VALUES[setting] if values is None else _values(setting, values),
-            DATASETS if only is None else tuple(dict.fromkeys(names_option(only) or ())), tuple(range(seeds)),
+            DATASETS if only is None else tuple(dict.fromkeys(options.names_option(only) or ())), tuple(range(seeds)),
             next(iter(other.values())), {name: value for name, value in changes.items() if value is not None},
         )  # fmt: skip
         wanted = asked.runs()
         left = to_go(wanted, store.records())
-        place = Place(output, data_dir, offline, device_option(device), bar)
+        place = Place(output, data_dir, offline, options.device_option(device), bar)
     if dry_run:
         show_plan(wanted, left, data_dir)
         return

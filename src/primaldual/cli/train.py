@@ -13,11 +13,11 @@ import typer
 from rich import box
 from rich.table import Table
 
+from ..base.threads import on_threads
 from ..primal import Primal
-from .data import DataDir
 from .main import _escape, _fail, app, console
 from .mechanism_options import Beta, Causal, Full, How, Learnable, Prefix, Size, mechanism_option
-from .options import OUTPUT, Device, Output, Threads, device_option, on_threads
+from .options import OUTPUT, DataDir, Device, Output, Threads, device_option
 
 if TYPE_CHECKING:
     from ..data import Dataset

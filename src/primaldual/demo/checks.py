@@ -7,11 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..data import Dataset
+from ..models import build
 from ..nn import MultiheadAttention
 from ..primal import Primal
-from .data import Data
-from .recipe import DemoError, Recipe
-from .train import build
+from ..training import Recipe
+from .heads import attention_inputs
+from .settings import DemoError
 
 TOLERANCE = 1e-9
 SERIES = 8
@@ -26,20 +28,17 @@ class Check(NamedTuple):
     gradient: float
 
 
-def check(name: str, primal: Primal, data: Data, recipe: Recipe) -> list[Check]:
+def check(name: str, primal: Primal, data: Dataset, recipe: Recipe) -> list[Check]:
     """Both forms of a mechanism, without padding and with a different padding in every row.
 
     Raises:
         DemoError: they differ by more than `TOLERANCE`.
     """
-    model = build(primal, data, recipe, seed=0).double().eval()
-    with torch.no_grad():
-        x = model.embed(data.test[:SERIES].double())
+    model = build(recipe.model(data, primal), seed=0).double().eval()
+    layer, x = attention_inputs(model, data.test.x[:SERIES].double())[0]
     length = x.shape[1]
     kept = torch.linspace(1, length, SERIES).round().long()
     padding = torch.arange(length) >= kept[:, None]  # True hides
-    layer = model.encoder_layers()[0].self_attn
-    assert isinstance(layer, MultiheadAttention)  # torch's annotation names its own class
     found = [_compare(name, layer, x, mask) for mask in (None, padding)]
     for one in found:
         # written so that NaN fails too

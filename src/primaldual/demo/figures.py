@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..report import maps, plots
-from .recipe import PAPER
 from .results import MEGA, Results
+from .settings import PAPER
 
 
 class Figures(NamedTuple):
@@ -22,21 +22,22 @@ class Figures(NamedTuple):
 
 def draw(results: Results) -> Figures:
     """All of them; the sweep only where it was run."""
-    runs = {name: results.of(name) for name in results.expansions}
-    before, after = ({name: results.flops(name, rewritten) / MEGA for name in runs} for rewritten in (False, True))
+    trained = {name: results.of(name) for name in results.expansions}
+    before, after = ({name: results.flops(name, rewritten) / MEGA for name in trained} for rewritten in (False, True))
     # the last layer of seed 0
-    heads = {name: first.maps[-1].numpy() for name, (first, *_) in runs.items()}
+    heads = {name: first.maps[-1].numpy() for name, (first, *_) in trained.items()}
     scales = {
-        name: expansion.primal.training_set.head_scales(results.recipe.heads)
-        for name, expansion in results.expansions.items()
+        name: expansion.primal.training_set.head_scales(results.heads) for name, expansion in results.expansions.items()
     }
-    by_beta = {beta: [run.accuracy for run in found] for beta, found in results.by_beta().items()}
-    accuracy = {name: results.accuracy(name).text(1) for name in runs}
+    by_beta = {beta: [member.accuracy for member in found] for beta, found in results.by_beta().items()}
+    accuracy = {name: results.accuracy(name).text(1) for name in trained}
     return Figures(
-        accuracy=plots.accuracy_points({name: [run.accuracy for run in found] for name, found in runs.items()}, PAPER),
+        accuracy=plots.accuracy_points(
+            {name: [member.accuracy for member in found] for name, found in trained.items()}, PAPER
+        ),
         curves=plots.training_curves(
-            {name: [run.losses for run in found] for name, found in runs.items()},
-            {name: [run.accuracies for run in found] for name, found in runs.items()},
+            {name: [member.losses for member in found] for name, found in trained.items()},
+            {name: [member.accuracies for member in found] for name, found in trained.items()},
         ),
         cost=plots.cost_bars(before, after, "attention MFLOPs per series, forward"),
         heads=maps.head_maps(heads, scales),

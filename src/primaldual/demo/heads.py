@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 from torch import Tensor
 
-from .model import SeriesTransformer
+from ..models import SeriesTransformer
+from ..nn import MultiheadAttention
+
+
+@torch.no_grad()
+def attention_inputs(model: SeriesTransformer, series: Tensor) -> list[tuple[MultiheadAttention, Tensor]]:
+    """Every attention layer of a model in eval mode, with what it sees of the series."""
+    found: list[tuple[MultiheadAttention, Tensor]] = []
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            if isinstance(layer, MultiheadAttention):
+                hook = layer.register_forward_pre_hook(lambda layer, inputs: found.append((layer, inputs[0])))
+                hooks.callback(hook.remove)
+        model(series)
+    return found
 
 
 @torch.no_grad()
 def head_maps(model: SeriesTransformer, series: Tensor) -> Tensor:
-    """Attention weights [layers, batch, heads, length, length] over the tokens; the model must be in eval mode."""
-    maps, x = [], model.embed(series)
-    for layer in model.encoder_layers():
-        # the layer is post-norm, so its attention sees its input as it is
-        maps.append(layer.self_attn(x, x, x, need_weights=True, average_attn_weights=False)[1])
-        x = layer(x)
-    return torch.stack(maps)
+    """Attention weights [layers, batch, heads, length, length] of a model in eval mode."""
+    seen = attention_inputs(model, series)
+    return torch.stack([layer(x, x, x, need_weights=True, average_attn_weights=False)[1] for layer, x in seen])
 
 
 def head_distance(maps: Tensor) -> float:

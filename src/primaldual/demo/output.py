@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ..base.files import write_bytes
-from .recipe import DemoError
+from .settings import DemoError
 
 MARK = "primaldual demo"
 FILES = ("results.json", "heads.png", "report.html")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..paper.numbers import SCALES
 from ..report.page import Page
 from .figures import Figures
-from .recipe import BETA, PAPER, SCALES, SHOWN
 from .results import MEGA, Results, spread
+from .settings import BETA, PAPER, SHOWN
 
 
 def page(results: Results, figures: Figures) -> str:
@@ -23,7 +24,10 @@ def page(results: Results, figures: Figures) -> str:
             (f"{best.text(1)} %", f"accuracy of BN+SH; softmax: {softmax.text(1)} %"),
             (f"{ratio:.2f} ×", "attention FLOPs of BN+SH against softmax"),
             (f"{worst:.0e}", "largest difference from the reference in float64, gradients included"),
-            (f"{results.seconds:.0f} s", f"for everything, {len(results.runs + results.sweep)} training runs included"),
+            (
+                f"{results.seconds:.0f} s",
+                f"for everything, {len(results.members + results.sweep)} trained models included",
+            ),
         ]
     )
     for note in results.notes:
@@ -41,29 +45,30 @@ def page(results: Results, figures: Figures) -> str:
 def _accuracy(document: Page, results: Results, figures: Figures) -> None:
     document.section(
         "Accuracy",
-        f"Test accuracy after the last of {_count(results.recipe.epochs, 'epoch')}, mean ± sample standard deviation "
-        f"over {_count(len(results.of('softmax')), 'seed')}. No run selects its epoch, and β = {BETA} and the scales "
-        f"{', '.join(map(str, SCALES))} are the paper's, fixed beforehand.",
+        f"Test accuracy after the last of {_count(results.settings.recipe.epochs, 'epoch')}, mean ± sample standard "
+        f"deviation over {_count(len(results.of('softmax')), 'seed')}. No run selects its epoch, and β = {BETA} and "
+        f"the scales {', '.join(map(str, SCALES))} are the paper's, fixed beforehand.",
         "Model size, batch and number of epochs are the same for all four mechanisms. They were set for a short demo, "
         "with test curves in view, so this is a demonstration and not a benchmark. One of the 40 test series is "
         "2.5 points: differences of that size mean little.",
     )
     headings = ["mechanism\nits primal layer", "accuracy, %", "paper, %\nits own setting", "parameters"]
     document.table(
-        [*headings, "distance\nof heads", "training\nCPU s per run"],
+        [*headings, "distance\nof heads", "CPU s\nper seed"],
         [
             [
                 f"**{name}**\n{_stated(results, name)}",
                 f"**{results.accuracy(name).text()}**",
-                f"{PAPER[name][0]:.2f} ± {PAPER[name][1]:.2f}",
-                f"{results.of(name)[0].parameters:,}",
+                f"{PAPER[name].mean:.2f} ± {PAPER[name].std:.2f}",
+                f"{results.of(name)[0].record.parameters:,}",
                 results.head_distance(name).text(),
-                results.train_seconds(name).text(),
+                f"{results.cpu_seconds(name):.2f}",
             ]
             for name in results.expansions
         ],
         "The paper states neither the size of its model for this data set nor whether an epoch was selected; its "
-        "numbers are there for orientation. Time is that of training alone, evaluation left out, on one thread. "
+        "numbers are there for orientation. Time is that of training and of the evaluation after every epoch, on one "
+        "thread, shared among the seeds that train together. "
         "Series of 100 steps are short: what SH saves is weighed against four calls of attention instead of one.",
     )
     document.figure(
@@ -126,7 +131,7 @@ def _sweep(document: Page, results: Results, figures: Figures) -> None:
         return
     document.table(
         ["β", *(f"{beta:g}" for beta in found)],
-        [["accuracy, %", *(spread([run.accuracy for run in runs]).text(1) for runs in found.values())]],
+        [["accuracy, %", *(spread([member.accuracy for member in members]).text(1) for members in found.values())]],
     )
     document.figure(
         figures.sweep,
@@ -149,39 +154,39 @@ def _checks(document: Page, results: Results) -> None:
 
 
 def _derivations(document: Page, results: Results) -> None:
-    recipe = results.recipe
     document.section(
         "Derivations",
         "From the primal layer to its attention: the regression, the stationarity conditions of its Lagrangian, the "
         "support vector expansion, and the exact rewrites that make it cheap. `primaldual explain bn+sh` prints one.",
     )
     for name, expansion in results.expansions.items():
-        head_dim = recipe.d_model // recipe.heads
-        document.details(name, expansion.explain("text", length=results.length, heads=recipe.heads, head_dim=head_dim))
+        text = expansion.explain("text", length=results.data.length, heads=results.heads, head_dim=results.head_dim)
+        document.details(name, text)
 
 
 def _protocol(document: Page, results: Results) -> None:
-    recipe = results.recipe
-    seeds = ", ".join(str(run.seed) for run in results.of("softmax"))
+    recipe, data = results.settings.recipe, results.data
+    seeds = ", ".join(str(member.seed) for member in results.of("softmax"))
     document.section("Protocol and setting")
     document.facts(
         {
-            "data": f"BasicMotions as shipped with aeon: 40 training and 40 test series of {results.length} steps and "
-            f"6 channels, {len(results.classes)} classes ({', '.join(results.classes)}); each channel standardised by "
-            "the training statistics",
-            "model": f"linear embedding, learned positions, {_count(recipe.layers, 'encoder layer')} (post-norm, "
-            f"GELU), flatten, linear; width {recipe.d_model}, {recipe.heads} heads, feed-forward {recipe.feedforward}, "
+            "data": f"{data.name} as shipped with aeon: {len(data.train)} training and {len(data.test)} test series of "
+            f"{data.length} steps and {data.channels} channels, {len(data.classes)} classes "
+            f"({', '.join(data.classes)}); each channel standardised by the training statistics",
+            "model": f"the library's SeriesTransformer, encoder “{recipe.encoder}”: linear embedding, learned "
+            f"positions, {_count(recipe.layers, 'encoder layer')} (GELU, LayerNorm after each residual), LayerNorm, "
+            f"flatten, linear; width {recipe.d_model}, {recipe.heads} heads, feed-forward {recipe.feedforward}, "
             f"dropout {recipe.dropout}, none on the attention weights",
-            "training": f"RAdam, learning rate {recipe.learning_rate:g}, batch {recipe.batch}, gradients clipped at "
-            f"{recipe.clip:g}, {_count(recipe.epochs, 'epoch')}; last epoch reported",
+            "training": f"RAdam, learning rate {recipe.learning_rate:g}, batch {recipe.batch_size}, gradients clipped "
+            f"at {recipe.clip:g}, {_count(recipe.epochs, 'epoch')}; last epoch reported",
             "seeds": f"{seeds}; for a seed, every mechanism starts from the same weights and sees the same batches",
             "command": f"`{results.command}`",
             "started": results.started.strftime("%Y-%m-%d %H:%M UTC"),
-            **{name: str(value) for name, value in results.environment.items()},
-            "data SHA-256": f"`{results.data_sha256}`",
+            **{name: str(value) for name, value in results.environment.items() if value is not None},
+            "data SHA-256": f"`{data.hash}`",
         }
     )
-    document.text("Every number of this page is in `results.json`, per run and per epoch.")
+    document.text("Every number of this page is in `results.json`, per seed and per epoch.")
 
 
 def _stated(results: Results, name: str) -> str:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from ..data import Dataset
 from ..dual import Expansion
 from ..primal import Recenter
 from .checks import Check
+from .members import Member
 from .output import MARK
-from .recipe import PAPER, Recipe
-from .train import Run
+from .settings import DATASET, PAPER, Settings
 
 MEGA = 1e6
 
@@ -41,56 +42,64 @@ def spread(values: list[float]) -> Spread:
 class Results:
     """One demo: what was derived, checked and trained. Mechanisms keep their order throughout."""
 
-    recipe: Recipe
+    settings: Settings
     command: str
-    data_sha256: str
-    length: int
-    classes: tuple[str, ...]
+    data: Dataset
     expansions: dict[str, Expansion]
     started: datetime
-    environment: dict[str, str | int]
+    environment: dict[str, Any]
     checks: list[Check] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    sweep: list[Run] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+    sweep: list[Member] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
-    def of(self, mechanism: str) -> list[Run]:
-        """The runs of a mechanism, by seed."""
-        return sorted((run for run in self.runs if run.mechanism == mechanism), key=lambda run: run.seed)
+    @property
+    def heads(self) -> int:
+        """Of every attention layer."""
+        return self.settings.recipe.heads
+
+    @property
+    def head_dim(self) -> int:
+        """Of every head."""
+        return self.settings.recipe.d_model // self.heads
+
+    def of(self, mechanism: str) -> list[Member]:
+        """The models of a mechanism, by seed."""
+        return [member for member in self.members if member.mechanism == mechanism]
 
     def accuracy(self, mechanism: str) -> Spread:
         """Test accuracy after the last epoch, in percent."""
-        return spread([run.accuracy for run in self.of(mechanism)])
+        return spread([member.accuracy for member in self.of(mechanism)])
 
     def head_distance(self, mechanism: str) -> Spread:
         """Distance between heads after the last epoch."""
-        return spread([run.head_distance for run in self.of(mechanism)])
+        return spread([member.head_distance for member in self.of(mechanism)])
 
-    def train_seconds(self, mechanism: str) -> Spread:
-        """Training time of one run."""
-        return spread([run.seconds for run in self.of(mechanism)])
+    def cpu_seconds(self, mechanism: str) -> float:
+        """CPU time per seed."""
+        return statistics.fmean(member.seconds for member in self.of(mechanism))
 
-    def by_beta(self) -> dict[float, list[Run]]:
+    def by_beta(self) -> dict[float, list[Member]]:
         """The sweep: softmax is β = 0, `bn` its own β; each β with the seeds that all of them share."""
         if not self.sweep:
             return {}
-        seeds = {run.seed for run in self.sweep}
-        found = [(0.0, run) for run in self.of("softmax")] + [(_beta(run), run) for run in self.of("bn") + self.sweep]
-        grouped: dict[float, list[Run]] = {}
-        for beta, run in sorted(found, key=lambda pair: (pair[0], pair[1].seed)):
-            if run.seed in seeds:
-                grouped.setdefault(beta, []).append(run)
+        seeds = {member.seed for member in self.sweep}
+        found = [(0.0, member) for member in self.of("softmax")]
+        found += [(_beta(member), member) for member in self.of("bn") + self.sweep]
+        grouped: dict[float, list[Member]] = {}
+        for beta, member in sorted(found, key=lambda pair: (pair[0], pair[1].seed)):
+            if member.seed in seeds:
+                grouped.setdefault(beta, []).append(member)
         return grouped
 
     def flops(self, mechanism: str, rewritten: bool) -> int:
         """Forward FLOPs of attention per series, all layers: key and value projections, input maps, the sum."""
-        recipe = self.recipe
-        expansion = self.expansions[mechanism]
+        length, expansion = self.data.length, self.expansions[mechanism]
         cost = (expansion if rewritten else expansion.as_written).cost(
-            queries=self.length, keys=self.length, heads=recipe.heads, head_dim=recipe.d_model // recipe.heads,
-        )  # fmt: skip
-        return recipe.layers * cost.total
+            queries=length, keys=length, heads=self.heads, head_dim=self.head_dim
+        )
+        return self.settings.recipe.layers * cost.total
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types; attention maps are left out."""
@@ -100,34 +109,28 @@ class Results:
             "started": self.started.isoformat(timespec="seconds"),
             "seconds": round(self.seconds, 2),
             "environment": self.environment,
-            "recipe": self.recipe.to_dict(),
-            "data": {"name": "BasicMotions", "sha256": self.data_sha256, "classes": list(self.classes)},
+            "settings": self.settings.to_dict(),
+            "data": {"name": DATASET, "sha256": self.data.hash, "classes": list(self.data.classes)},
             "summary": {name: self._summary(name) for name in self.expansions},
             "checks": [check._asdict() for check in self.checks],
-            "runs": [_record(run) for run in self.runs],
-            "sweep": [_record(run) for run in self.sweep],
+            "runs": [member.to_dict() for member in self.members],
+            "sweep": [member.to_dict() for member in self.sweep],
             "notes": self.notes,
         }
 
     def _summary(self, name: str) -> dict[str, Any]:
         return {
             "accuracy": self.accuracy(name)._asdict(),
-            "paper": dict(zip(("mean", "std"), PAPER[name], strict=True)),
-            "parameters": self.of(name)[0].parameters,
+            "paper": PAPER[name]._asdict(),
+            "parameters": self.of(name)[0].record.parameters,
             "flops": {"before": self.flops(name, rewritten=False), "after": self.flops(name, rewritten=True)},
-            "train_seconds": self.train_seconds(name)._asdict(),
+            "cpu_seconds": self.cpu_seconds(name),
             "head_distance": self.head_distance(name)._asdict(),
             "rewrites": [rewrite.name for rewrite in self.expansions[name].rewrites],
         }
 
 
-def _record(run: Run) -> dict[str, Any]:
-    record = run._asdict()
-    del record["maps"]
-    return record | {"primal": run.primal.to_dict(), "losses": list(run.losses), "accuracies": list(run.accuracies)}
-
-
-def _beta(run: Run) -> float:
-    (recentered,) = run.primal.inputs
+def _beta(member: Member) -> float:
+    (recentered,) = member.primal.inputs
     assert isinstance(recentered, Recenter)
     return recentered.beta

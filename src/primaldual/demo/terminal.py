@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..training import Report, Watch
 from .results import MEGA, Results
 
-_HEADINGS = ("accuracy, %", "parameters", "attention MFLOPs", "CPU s\nper run", "distance\nof heads")
+HEADINGS = ("accuracy, %", "parameters", "attention MFLOPs", "CPU s\nper seed", "distance\nof heads")
 
 
-class _Remaining(ProgressColumn):
-    """Time left if the remaining runs take as long as those so far; runs end in bursts, one per worker."""
+class Bar:
+    """A bar that counts models, and parts of them as their epochs go by."""
 
-    def render(self, task: Task) -> Text:
-        if not task.completed or task.elapsed is None or task.remaining is None:
-            return Text("ETA –:––")
-        minutes, seconds = divmod(round(task.elapsed / task.completed * task.remaining), 60)
-        return Text(f"ETA {minutes}:{seconds:02d}")
+    def __init__(self, bars: Progress, total: int) -> None:
+        self._bars, self._task, self._done = bars, bars.add_task("training", total=total), 0
+
+    def watch(self, name: str, members: int) -> Watch:
+        """What is to be called while so many models of a mechanism train together."""
+        done, self._done = self._done, self._done + members
+        self._bars.update(self._task, description=f"training {name}")
+
+        def watch(report: Report) -> None:
+            self._bars.update(self._task, completed=done + members * report.epoch / report.epochs)
+
+        return watch
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar that counts runs."""
+@contextmanager
+def progress_bar(console: Console, total: int) -> Iterator[Bar]:
+    """A bar for so many models, with the time that is left if all of them are trained."""
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn(),
-        _Remaining(),
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("models"), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
     )  # fmt: skip
-    return Progress(*columns, console=console)
+    with Progress(*columns, console=console) as bars:
+        bar = Bar(bars, total)
+        yield bar
+        bars.update(bar._task, description="trained", total=bar._done, completed=bar._done)
 
 
 def summary_table(results: Results) -> Table:
@@ -36,16 +50,16 @@ def summary_table(results: Results) -> Table:
     seeds = len(results.of("softmax"))
     table = Table(title=f"BasicMotions, last epoch, {seeds} seed{'' if seeds == 1 else 's'}", title_style="italic")
     table.add_column("mechanism", style="bold cyan", no_wrap=True)
-    for heading in _HEADINGS:
+    for heading in HEADINGS:
         table.add_column(heading, justify="right")
     for name in results.expansions:
         before, after = (results.flops(name, rewritten) / MEGA for rewritten in (False, True))
         table.add_row(
             name,
             results.accuracy(name).text(),
-            f"{results.of(name)[0].parameters:,}",
+            f"{results.of(name)[0].record.parameters:,}",
             f"{before:.2f} → {after:.2f}",
-            f"{results.train_seconds(name).mean:.2f}",
+            f"{results.cpu_seconds(name):.2f}",
             f"{results.head_distance(name).mean:.2f}",
         )
     return table

@@ -81,16 +81,16 @@ def runs(
     datasets = of.datasets if only is None else _some(f"{of.name} has no set", only, of.datasets)
     columns = of.mechanisms if mechanisms is None else _some("there is no mechanism", mechanisms, _known())
     return [
-        Run(name, column, settled(name, column), replace(recipe_for(blank(name)), **changes), tuple(seeds))
+        Run(name, column, as_in_paper(name, column), replace(recipe_for(blank(name)), **changes), tuple(seeds))
         for name in datasets
         for column in columns
     ]
 
 
-def settled(dataset: str, name: str) -> Primal:
+def as_in_paper(dataset: str, name: str) -> Primal:
     """A mechanism with the paper's β and scales for a set.
 
-    >>> settled("PEMS-SF", "linear-sh").training_set.scales
+    >>> as_in_paper("PEMS-SF", "linear-sh").training_set.scales
     (1, 1, 2, 2, 4, 4, 8, 8)
     """
     base, _, tail = name.rpartition("-") if name != "qk-norm" else (name, "", "")

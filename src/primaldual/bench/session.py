@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..base.environment import environment
 from ..base.files import write_json
 from ..kernels.native import library as native
-from .case import Case
-from .measure import Bench, Record
 
-Summary = Callable[[Sequence[tuple[Case, Record]]], dict[str, Any]]
+T = TypeVar("T")
+Record = dict[str, Any]
+Content = dict[str, Any]
 
 
 def conditions(device: torch.device, command: str) -> dict[str, Any]:
@@ -24,39 +24,40 @@ def conditions(device: torch.device, command: str) -> dict[str, Any]:
     return environment(device) | {"compiled": compiled, "command": command}
 
 
-def run(
-    bench: Bench,
-    cases: Sequence[Case],
+def measure_all(
+    cases: Sequence[T],
+    measure: Callable[[T], Record],
     path: Path,
     about: dict[str, Any],
-    before: Callable[[Case | None], None] = lambda case: None,
-    summary: Summary = lambda done: {},
-) -> dict[str, Any]:
-    """What is written to `path`: `about`, ceilings, records, and what `summary` makes of them.
+    *,
+    before: Callable[[T | None], None] = lambda case: None,
+    first: Callable[[], Content] = dict,
+    summary: Callable[[Content], Content] = lambda content: {},
+) -> Content:
+    """What is written to `path`: `about`, what `first` measures, records, and what `summary` makes of them.
 
     The file is written after every case, and holds what there is when the run is interrupted (`complete` is False).
 
     Args:
-        before: called before every case; with None before the ceilings are measured.
+        before: called before every case; with None before `first`.
     """
     start = time.perf_counter()
-    done: list[tuple[Case, Record]] = []
-    content: dict[str, Any] = {"complete": False, "environment": about, "ceilings": None}
+    content: Content = {"complete": False, "environment": about, "records": []}
 
     def save() -> None:
         content["wall_seconds"] = round(time.perf_counter() - start, 1)
-        content["records"] = [record for _, record in done]
-        write_json(path, content | summary(done))
+        content.update(summary(content))
+        write_json(path, content)
 
     try:
         before(None)
-        content["ceilings"] = bench.find_ceilings(list(cases))._asdict()
+        content |= first()
         for case in cases:
             before(case)
-            done.append((case, bench.measure(case)))
+            content["records"].append(measure(case))
             save()
         content["complete"] = True
     except KeyboardInterrupt:
         pass
     save()
-    return content | summary(done)
+    return content
