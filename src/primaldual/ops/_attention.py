@@ -50,8 +50,8 @@ def attention(
             maps refuse is an assertion that runs with it.
         dropout_p: on the weights; for finite features, which have none, on the output.
         parameters: what is learned, by name (`primal.learned(heads, head_dim)`); absent ones have their initial value.
-        impl: "auto", or the executor to use: "reference", "sdpa", "ragged", "linear", "block_sparse". One that cannot
-            raises.
+        impl: "auto", or the executor to use: "reference", "dense", "sdpa", "ragged", "linear", "block_sparse". One that
+            cannot raises.
         need_weights: also return [batch, heads, length, keys]; a pooled key's weight is shared by its tokens.
 
     Returns:
