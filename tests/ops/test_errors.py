@@ -34,7 +34,7 @@ mask = torch.zeros(2, 6, dtype=torch.bool)
         (lambda: attention(q, q, q, "bn", impl="linear"), UnsupportedError, r"not finite; impl='sdpa' can"),
         (lambda: attention(q, q, q, "linear", impl="sdpa"), UnsupportedError, r"exponential kernel.*impl='linear' can"),
         (lambda: attention(q, q, q, "bn", impl="block_sparse"), UnsupportedError, r"not Sparse"),
-        (lambda: attention(q, q, q, "bn", impl="sdpa", need_weights=True), UnsupportedError, r"'reference' can"),
+        (lambda: attention(q, q, q, "bn", impl="sdpa", need_weights=True), UnsupportedError, r"'dense' can"),
         (lambda: attention(q, q, q, "conv1d", is_causal=True), CausalFormError, r"looks ahead.*causal=True"),
         (lambda: attention(q, q, q, "conv2d", is_causal=True), CausalFormError, r"later ones"),
         (lambda: attention(q, q, q, "linear-bn", is_causal=True), CausalFormError, r"does not re-associate"),

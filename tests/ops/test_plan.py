@@ -33,8 +33,8 @@ def test_each_mechanism_has_its_executor(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", mechanisms())
-def test_weights_take_the_reference(name: str) -> None:
-    assert plan(q, q, q, name, need_weights=True).impl == "reference"
+def test_weights_take_the_matrix_of_scores(name: str) -> None:
+    assert plan(q, q, q, name, need_weights=True).impl == "dense"
 
 
 @pytest.mark.parametrize("name", mechanisms())
@@ -44,11 +44,11 @@ def test_the_reference_is_the_last_resort_even_where_it_would_be_faster(name: st
     assert plan(x, x, x, name).impl != "reference"
 
 
-def test_a_mask_per_query_takes_linear_attention_to_the_reference() -> None:
+def test_a_mask_per_query_takes_linear_attention_to_the_matrix_of_scores() -> None:
     mask = torch.zeros(9, 9, dtype=torch.bool)
     chosen = plan(q, q, q, "linear", attn_mask=mask)
-    assert chosen.impl == "reference"
-    assert chosen.explain().startswith("reference: the dense formula; nothing faster computes this\n")
+    assert chosen.impl == "dense"
+    assert chosen.explain().startswith("dense: every score once, in one matrix\n")
     assert "  linear        cannot: an attn_mask gives every query its own keys, so the sum" in chosen.explain()
 
 
@@ -137,7 +137,7 @@ def test_features_that_do_not_say_how_many_they_are_have_a_plan() -> None:
 def test_what_was_asked_for_says_so() -> None:
     chosen = plan(q, q, q, "softmax", impl="reference")
     assert chosen.explain().startswith("reference: asked for\n")
-    assert set(chosen.estimates) == {"sdpa", "reference"}
+    assert set(chosen.estimates) == {"sdpa", "dense", "reference"}
 
 
 def test_the_passes_count_by_whether_gradients_are_kept() -> None:

@@ -516,7 +516,7 @@ q = torch.randn(1, 4, 6, 8)
             UnsupportedError,
             r"no causal form of sparse.*'\w+' can",
         ),
-        (lambda: attention(q, q, q, "bn", impl="ragged", need_weights=True), UnsupportedError, r"'reference' can"),
+        (lambda: attention(q, q, q, "bn", impl="ragged", need_weights=True), UnsupportedError, r"'dense' can"),
         (
             lambda: attention(q, q, q, "bn", impl="ragged", attn_mask=torch.zeros(6, 6)),
             UnsupportedError,

@@ -156,7 +156,7 @@ class MultiheadAttention(nn.Module):
         Args:
             query, key, value: inputs, before the projections.
             key_padding_mask: [N, S]; True or −inf hides, other floats are added to the scores.
-            need_weights: also return the weights, which takes the dense path.
+            need_weights: also return the weights: a matrix for every head, where outputs alone need none.
             attn_mask: [L, S] or [N·heads, L, S].
             average_attn_weights: [N, L, S] instead of [N, heads, L, S].
             is_causal: query i sees keys up to i (the first query the first key, also where they are not equally many);

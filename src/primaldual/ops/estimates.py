@@ -43,6 +43,7 @@ class Fit(NamedTuple):
     dropout: float = 1.0  # how much longer it takes where weights are dropped
     pattern: float = 1.0  # and where it computes every score to keep those of a pattern
     forward: float = 0.0  # the share in inference, where that is another
+    bandwidth: float = 1.0  # share of the device's, where every operator writes what the next one reads
 
 
 class Device(NamedTuple):
@@ -80,6 +81,7 @@ H200 = Device(
         # inference: 4096 and 16384, scaled heads, 328 and 2286 µs
         "ragged": Fit(0.95, row=200, narrowest=36, call=560e-6, dropout=1.18, pattern=1.25, forward=1.05),
         "compiled": Fit(0.95, row=200, narrowest=36, call=220e-6, dropout=1.18, forward=1.05),  # 128 and 1024, eager
+        "dense": Fit(0.30, call=150e-6, part=540e-6),  # not measured
         "reference": Fit(0.30, call=150e-6),  # not measured
         "product": Fit(1.6),  # a layer's projections at 4096, batch 8, 512 wide
     },
@@ -103,7 +105,8 @@ CPU = Device(
         "masked": Fit(1.0),
         "ragged": Fit(1e-6),  # Triton's interpreter, for tests
         "compiled": Fit(1e-6),
-        "reference": Fit(0.5),
+        "dense": Fit(0.6, bandwidth=0.15),  # 256 and 1024, with weights and without, within a factor of 3
+        "reference": Fit(0.5, bandwidth=0.15),
         "product": Fit(1.0),
     },
 )
@@ -134,6 +137,8 @@ class Work(NamedTuple):
     pieces: int = 0  # of the sparse patterns of all groups
     piece_flops: int = 0  # forward
     plain: bool = False  # pieces run in plain torch on a GPU, where every operation writes its scores
+    weights: bool = False  # they are asked for
+    own_points: bool = False  # by the formula each query has its own, as pooled or mapped by statistics
     long: int = 0  # groups that go back through cuDNN's kernels beside ours, in `mixed`
 
     @property
@@ -197,6 +202,9 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
         pieces=0 if kept is None else kept.pieces,
         piece_flops=0 if kept is None else kept.flops,
         plain=kept is not None and q.is_cuda and not block_sparse._flex_runs(problem),
+        weights=problem.need_weights,
+        own_points=(problem.is_causal or problem.attn_hidden is not None)
+        and (scaled or any(map_.needs != "nothing" for map_ in maps)),
         long=mixed.long_groups(problem),
     )  # fmt: skip
 
@@ -244,7 +252,7 @@ def _total(work: Work, count: _Count) -> Estimate:
     launches = count.launches + (count.back if work.backward else 0)
     busy = (count.flops if count.busy is None else count.busy) * (fit.dropout if work.dropout else 1.0)
     beside = (2.0 if work.backward else 1.0) * count.beside
-    on_device = max(more * busy / rate, more_bytes * count.bytes / device.bandwidth)
+    on_device = max(more * busy / rate, more_bytes * count.bytes / (fit.bandwidth * device.bandwidth))
     on_device += beside / device.bandwidth + launches * device.gap
     host = 0.0
     if device.host and not work.captured:
@@ -366,10 +374,29 @@ def _linear(work: Work) -> _Count:
     return _Count("linear", flops, moved, forward + 2 * work.pooled, back + 2 * work.pooled, groups - 1)
 
 
-def _reference(work: Work) -> _Count:
-    """Every score is written and read about ten times."""
+def _dense(work: Work) -> _Count:
+    """Scores are written, read and written again by the softmax, read; masks are three passes more, each two ways.
+
+    The weights of pooled heads are spread over tokens, and heads put in order: eight passes over those."""
     groups = len(work.groups)
-    scores = 10.0 * work.batch * work.queries * work.points * work.dtype.itemsize
+    per_query = work.batch * work.queries * work.dtype.itemsize
+    spread = 8.0 * work.heads * work.tokens if work.weights and work.pooled else 0.0
+    moved = _rows(work) + per_query * ((10.0 if work.masked or work.causal else 4.0) * work.points + spread)
+    each, beside = 8 + 3 * work.maps, 3.0 * work.maps * _pass(work)
+    if work.causal:  # running sums of the keys, at twice their width
+        beside *= 4.0
+    flops = _attention(work, work.points)
+    return _Count("dense", flops, moved, groups * each, 2 * groups * each, groups - 1, beside=beside)
+
+
+def _reference(work: Work) -> _Count:
+    """Every score is written and read about ten times; and all points, where each query has its own."""
+    groups = len(work.groups)
+    each_point = 10.0
+    if work.own_points:
+        each_point += 2.0 * (work.head_dim + work.value_dim) * (1 + work.maps)
+        each_point += 2.0 * work.tokens if work.weights and work.pooled else 0.0
+    scores = each_point * work.batch * work.queries * work.points * work.dtype.itemsize
     each = 15 + 5 * work.maps
     flops = _attention(work, work.points)
     return _Count("reference", flops, _rows(work) + scores, groups * each, 2 * groups * each, groups - 1)
@@ -382,5 +409,6 @@ _COUNTS: dict[str, Callable[[Work], _Count]] = {
     "sdpa": _sdpa,
     "ragged": _ragged,
     "mixed": _mixed,
+    "dense": _dense,
     "reference": _reference,
 }

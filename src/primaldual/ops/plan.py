@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..dual import Expansion
 from ..kernels.launching import captured
-from . import block_sparse, linear, mixed, ragged, recentred, reference, sdpa
+from . import block_sparse, dense, linear, mixed, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Work, describe, estimate
 from .problem import Problem, UnsupportedError
 
@@ -23,6 +23,7 @@ EXECUTORS: dict[str, ModuleType] = {
     "sdpa": sdpa,
     "ragged": ragged,
     "mixed": mixed,
+    "dense": dense,
     "reference": reference,
 }
 """The last one decides what is correct, and runs where no other can."""
@@ -34,6 +35,7 @@ _WHY = {
     "recentred": "cuDNN's kernels, and two passes over memory each way for the re-centring",
     "ragged": "one launch for all scales",
     "mixed": "our kernel forward, and cuDNN's backward for long heads",
+    "dense": "every score once, in one matrix",
     "reference": "the dense formula; nothing faster computes this",
 }
 

@@ -2,7 +2,8 @@
 
     out_i = Σ_{j∈S} κ(T q_i, T k_j) v_j / h(T q_i)
 
-R below is 1, or the number of queries L where each query has its own points (causal or masked).
+R below is 1, or the number of queries L where each query has its own points: pooled under causality, or mapped by the
+statistics of what it sees.
 """
 
 from __future__ import annotations
@@ -46,19 +47,17 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
 
     # the training set: pool keys, values and the bias on keys to points
     values = p.v if p.key_bias is None else torch.cat([p.v, _as_value(p)], dim=-1)
-    points = primal.training_set.reduce(p.k, values, _seen_tokens(p), p.scale, p.parameters)
+    points = primal.training_set.reduce(p.k, values, seen_tokens(p), p.scale, p.parameters)
     keys, values = points.keys, points.values[..., : p.v.shape[-1]]  # [B, H, R, W, D], [B, H, R, W, Dv]
     bias = points.values[..., -1] if p.key_bias is not None else torch.zeros_like(points.values[..., -1])
 
     # the input maps, with statistics over the points
-    per_query = keys.shape[2] > 1 or points.seen.shape[2] > 1
+    statistics = any(map_.needs != "nothing" for map_ in primal.point_maps)
+    per_query = keys.shape[2] > 1 or (statistics and points.seen.shape[2] > 1)
     x = p.q.unsqueeze(3) if per_query else p.q.unsqueeze(2)  # [B, H, L, 1, D] or [B, H, 1, L, D]
     for map_ in primal.point_maps:
-        moments = _moments(keys, points.seen)
-        x, keys = map_.apply(x, moments, p.parameters), map_.apply(keys, moments, p.parameters)
-
-    if p.relative_scale != 1.0:  # κ is a function of x·y/√D wherever another factor can be asked for
-        x, keys = x * math.sqrt(p.relative_scale), keys * math.sqrt(p.relative_scale)
+        found = moments(keys, points.seen) if map_.needs != "nothing" else Moments(None, None)
+        x, keys = map_.apply(x, found, p.parameters), map_.apply(keys, found, p.parameters)
 
     # which points each query sums over
     seen = points.seen  # [B, H or 1, R, W]
@@ -70,16 +69,18 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
         bias = bias + p.attn_bias
 
     # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range
+    root = math.sqrt(p.relative_scale)  # κ is a function of x·y/√D wherever another factor can be asked for
+    x_scored, keys_scored = (x, keys) if root == 1.0 else (x * root, keys * root)
     form = form_of(primal)
     softmax = form.log_kernel and form.kernel_sum
     if form.log_kernel:
         assert isinstance(primal.features, Exponential)
-        scores = (_rows(primal.features.log_kernel(x, keys)) + bias).masked_fill(~seen, -torch.inf)
+        scores = (_rows(primal.features.log_kernel(x_scored, keys_scored)) + bias).masked_fill(~seen, -torch.inf)
         if softmax:
             scores = scores - scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
         kernel = scores.exp()
     else:
-        kernel = _rows(primal.features.kernel(x, keys, p.parameters)) * bias.exp()
+        kernel = _rows(primal.features.kernel(x_scored, keys_scored, p.parameters)) * bias.exp()
         kernel = kernel.masked_fill(~seen, 0.0)
 
     h = primal.normalizer.h(x.squeeze(3 if per_query else 2), kernel.sum(-1, keepdim=True))
@@ -97,7 +98,7 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     return out, _apply(dropped, points.share)
 
 
-def _seen_tokens(p: Problem) -> Tensor:
+def seen_tokens(p: Problem) -> Tensor:
     """Boolean [B or 1, H or 1, R, S]: the tokens that exist for each query."""
     queries, tokens = p.q.shape[2], p.k.shape[2]
     seen = torch.ones(1, 1, 1, tokens, dtype=torch.bool, device=p.q.device)
@@ -117,7 +118,7 @@ def _as_value(p: Problem) -> Tensor:
     return p.key_bias.to(p.v.dtype).unsqueeze(-1).expand(-1, p.v.shape[1], -1, -1)
 
 
-def _moments(keys: Tensor, seen: Tensor) -> Moments:
+def moments(keys: Tensor, seen: Tensor) -> Moments:
     """Mean and variance over the points that are seen, one vote each, in at least float32: [B, H, R, 1, D]."""
     votes = seen.unsqueeze(-1)  # [B, H or 1, R, W, 1]
     count = votes.sum(-2, keepdim=True).clamp(min=1)

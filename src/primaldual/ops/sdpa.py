@@ -39,9 +39,17 @@ def refusal(problem: Problem) -> str | None:
     per_query = problem.is_causal or problem.attn_hidden is not None
     if per_query and form.points == "own":
         return f"only {primal.training_set!r} knows its points where every query has its own keys"
-    earlier = [m for m in derive(primal, one_sided_rewrites(problem)).maps if m.needs != "nothing"]
-    if per_query and earlier:
-        return f"{earlier[0]!r} is not the last input map, so each query would need its own keys"
+    return needs_own_keys(problem)
+
+
+def needs_own_keys(problem: Problem) -> str | None:
+    """Why each query would need keys of its own; None where all can share them."""
+    if not problem.is_causal and problem.attn_hidden is None:
+        return None
+    for map_ in derive(problem.primal, one_sided_rewrites(problem)).maps:
+        if map_.needs != "nothing":
+            where = "" if form_of(problem.primal).softmax else " under softmax"
+            return f"{map_!r} is not the last input map{where}, so each query would need its own keys"
     return None
 
 

@@ -19,7 +19,7 @@ class Points(NamedTuple):
     """The training pairs of some heads. R is 1, or the number of queries when each query has its own set.
 
     keys [B, H, R, W, D], values [B, H, R, W, Dv], seen [B, H or 1, R, W] (which points take part),
-    share [B, H or 1, R, W, S] (how a point's weight is shared among tokens; None where it cannot be).
+    share [B or 1, H or 1, R or 1, W, S] (how a point's weight is shared among tokens; None where it cannot be).
     """
 
     keys: Tensor
@@ -50,7 +50,7 @@ class TrainingSet(Spec):
         seen [B, 1, R, S] says which tokens exist, for each query where R is not 1.
         """
         one_to_one = torch.eye(keys.shape[-2], dtype=keys.dtype, device=keys.device)
-        return Points(keys.unsqueeze(2), values.unsqueeze(2), seen, one_to_one.expand(*seen.shape, -1))
+        return Points(keys.unsqueeze(2), values.unsqueeze(2), seen, one_to_one[None, None, None])
 
     def visible(self, scale: int, queries: int, tokens: int, device: torch.device) -> Tensor | None:
         """Boolean [queries, points], or None when every query is fitted to all points."""

@@ -1,0 +1,222 @@
+"""Every score once, in a matrix: O(N²) memory, and the weights where they are asked for.
+
+All queries share their keys: under softmax the last input map is one of the query alone, since row constants cancel. A
+causal head pooled by s sees the windows that are complete before its own, and its own up to the query. There the matrix
+is that of the complete windows, with the running mean of each query's own window in the column of that window.
+
+Where a map of statistics is followed by another, or Φ is finite, nothing cancels: each query has keys of its own. They
+are made for a block of queries at a time, and once more on the way back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
+
+from ..dual import GroupHeadsByScale, Rewrite, form_of
+from ..dual.form import pooling_of
+from ..primal import Exponential, Moments
+from . import reference
+from .pooling import CausalPool, Pool, fit_length, visible
+from .problem import Problem, accumulated
+from .sdpa import needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites
+
+
+class Running(NamedTuple):
+    """The mean of each query's own window up to the query, and where it stands."""
+
+    keys: Tensor  # [B, H, L, D]
+    values: Tensor  # [B, H, L, Dv]
+    place: Tensor  # bool [L, W]: one column per query
+
+
+class Sides(NamedTuple):
+    """Mapped queries, the points they share, and what each query sees of them."""
+
+    queries: Tensor  # [B, H, L, D]
+    keys: Tensor  # [B, H, W, D]
+    values: Tensor  # [B, H, W, Dv]
+    seen: Tensor | None  # bool [B or 1, H or 1, L or 1, W]; None when all are
+    bias: Tensor | None  # [B or 1, H or 1, L or 1, W]
+    running: Running | None = None
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why this executor cannot compute the problem; None when it can."""
+    primal, form = problem.primal, form_of(problem.primal)
+    if not (form.finite or type(primal.features) is Exponential):
+        return f"only {primal.features!r} knows its kernel"
+    if form.points == "own":
+        return f"only {primal.training_set!r} knows its points"
+    if max(problem.scales) > 1 and (reason := needs_own_keys(problem)):
+        return reason
+    return reference.refusal(problem)
+
+
+def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
+    """The identities that this executor makes use of."""
+    return (*(() if needs_own_keys(problem) else one_sided_rewrites(problem)), GroupHeadsByScale)
+
+
+def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
+    """Outputs [B, H, L, Dv], and weights [B, H, L, S] where they are asked for."""
+    if form_of(problem.primal).softmax:
+        return problem.by_group(_attend)
+    return accumulated(problem, lambda p: p.by_group(_attend))
+
+
+def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
+    finite = p.primal.features.finite
+    if needs_own_keys(p):
+        sides = _masked(p, p.q, Pool(p.k, p.v, None, p.key_bias), reference.seen_tokens(p))
+        queries, scores = _by_blocks(p)
+    else:
+        sides = _causal(p) if p.is_causal else _masked(p, *one_sided(p))
+        queries, scores = sides.queries, _scores(p, sides)
+    weights = _normalized(p, queries, scores, sides)
+    weights = weights if finite else dropout(weights, p.dropout_p)
+    if sides.running is None:
+        out = weights @ sides.values
+    else:
+        own = weights.where(sides.running.place, 0.0).sum(-1, keepdim=True)
+        out = weights.masked_fill(sides.running.place, 0.0) @ sides.values + own * sides.running.values
+    if finite:  # as in the re-associated form, which has no weights
+        out = dropout(out, p.dropout_p)
+    return out, _over_tokens(p, weights) if p.need_weights else None
+
+
+def _masked(p: Problem, queries: Tensor, points: Pool, seen: Tensor | None) -> Sides:
+    """The same points for every query, but for what a mask or a pattern hides."""
+    pattern = visible(p)
+    if pattern is not None:
+        seen = pattern[None, None] if seen is None else seen & pattern
+    bias = None if points.bias is None else points.bias.unsqueeze(2)
+    if p.attn_bias is not None:
+        bias = p.attn_bias if bias is None else bias + p.attn_bias
+    return Sides(queries, points.keys, points.values, seen, bias)
+
+
+def _causal(p: Problem) -> Sides:
+    """The complete windows before each query's own, and its own as far as the query."""
+    placed, points = one_sided_causal(p)
+    prefix = placed.prefix.shape[2]
+    queries = placed.of_problem(torch.cat([placed.prefix, placed.rows.flatten(2, 3)], dim=2), p)
+    complete = _after_prefix(points, lambda x: x[:, :, :, -1])
+    own_token = slice(p.query_offset, p.query_offset + p.q.shape[2])
+    index = torch.arange(own_token.start, own_token.stop, device=p.q.device)
+    column = index.where(index < prefix, prefix + (index - prefix) // p.scale)[:, None]
+    windows = torch.arange(complete.keys.shape[2], device=p.q.device)
+    seen, place = (windows <= column)[None, None], windows == column  # [L, W]
+    bias = None if complete.bias is None else complete.bias.unsqueeze(2)
+    running = None
+    if p.scale > 1:
+        own = _after_prefix(points, lambda x: x.flatten(2, 3))
+        own = Pool(*(None if x is None else x[:, :, own_token] for x in own))  # type: ignore[arg-type]
+        running = Running(own.keys, own.values, place)
+        if own.bias is not None and bias is not None:
+            bias = own.bias.unsqueeze(3).where(place, bias)
+    else:
+        own = Pool(*(None if x is None else x[:, :, own_token] for x in complete))  # type: ignore[arg-type]
+    if own.seen is not None and complete.seen is not None:
+        seen = seen & own.seen.unsqueeze(3).where(place, complete.seen.unsqueeze(2))
+    pattern = visible(p)
+    if pattern is not None:
+        seen = seen & fit_length(pattern[None, None].transpose(2, 3), len(windows)).transpose(2, 3)
+    return Sides(queries, complete.keys, complete.values, seen, bias, running)
+
+
+def _after_prefix(points: CausalPool, of: Callable[[Tensor], Tensor]) -> Pool:
+    """The unpooled tokens, and after them what is taken of the windows [B, H, W, s, ...]."""
+
+    def both(head: Tensor | None, windows: Tensor | None) -> Tensor | None:
+        return None if head is None or windows is None else torch.cat([head, of(windows)], dim=2)
+
+    head = points.prefix
+    keys, values = both(head.keys, points.keys), both(head.values, points.values)
+    assert keys is not None and values is not None
+    return Pool(keys, values, both(head.seen, points.seen), both(head.bias, points.bias))
+
+
+def _scores(p: Problem, sides: Sides) -> Tensor:
+    """log κ(Tq_i, Tk_j), or for a finite Φ the kernel itself: [B, H, L, W]."""
+    scores = _kernel(p, sides.queries, sides.keys)
+    if sides.running is None:
+        return scores
+    own = _kernel(p, sides.queries.unsqueeze(3), sides.running.keys.unsqueeze(3)).squeeze(4)  # [B, H, L, 1]
+    return own.where(sides.running.place, scores)
+
+
+def _kernel(p: Problem, x: Tensor, y: Tensor) -> Tensor:
+    features = p.primal.features
+    if p.relative_scale != 1.0:
+        x, y = x * math.sqrt(p.relative_scale), y * math.sqrt(p.relative_scale)
+    return features.log_kernel(x, y) if isinstance(features, Exponential) else features.kernel(x, y, p.parameters)
+
+
+def _by_blocks(p: Problem) -> tuple[Tensor, Tensor]:
+    """Mapped queries, and their scores with keys that are mapped for each of them."""
+    rows = max(1, p.q.shape[2] // p.q.shape[3])  # queries × keys × channels is then no more than all scores
+    parts = []
+    for block in zip(p.q.split(rows, dim=2), _every_row(p).split(rows, dim=2), strict=True):
+        if torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
+            parts.append(checkpoint(_block, p, *block, use_reentrant=False))
+        else:
+            parts.append(_block(p, *block))
+    queries, scores = zip(*parts, strict=True)
+    return torch.cat(queries, dim=2), torch.cat(scores, dim=2)
+
+
+def _every_row(p: Problem) -> Tensor:
+    seen = reference.seen_tokens(p)
+    return seen.expand(-1, -1, p.q.shape[2], -1)
+
+
+def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    x, keys = queries.unsqueeze(3), p.k.unsqueeze(2)
+    for map_ in p.primal.point_maps:
+        found = reference.moments(keys, seen) if map_.needs != "nothing" else Moments(None, None)
+        x, keys = map_.apply(x, found, p.parameters), map_.apply(keys, found, p.parameters)
+    return x.squeeze(3), _kernel(p, x, keys).squeeze(3)
+
+
+def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Tensor:
+    """κ(Tq_i, Tk_j) / h(Tq_i): [B, H, L, W]."""
+    exponential = type(p.primal.features) is Exponential
+    if sides.bias is not None:
+        bias = sides.bias.to(scores.dtype)
+        scores = scores + bias if exponential else scores * bias.exp()
+    empty = None if sides.seen is None else ~sides.seen.any(-1, keepdim=True)
+    if form_of(p.primal).softmax:
+        if sides.seen is None or empty is None:
+            return scores.softmax(-1)
+        # a row that sees nothing may see everything: its weights are thrown away
+        return scores.masked_fill(~(sides.seen | empty), -torch.inf).softmax(-1).masked_fill(empty, 0.0)
+    kernel = scores.exp() if exponential else scores
+    if sides.seen is None or empty is None:
+        return kernel / p.primal.normalizer.h(queries, kernel.sum(-1, keepdim=True))
+    kernel = kernel.where(sides.seen, 0.0)
+    kernel_sum = kernel.sum(-1, keepdim=True).masked_fill(empty, 1.0)  # before h, whose slope at 0 may be infinite
+    return kernel / p.primal.normalizer.h(queries, kernel_sum).masked_fill(empty, 1.0)
+
+
+def _over_tokens(p: Problem, weights: Tensor) -> Tensor:
+    """A window's weight is shared by its tokens, as far as the query sees them: [B, H, L, W] to [B, H, L, S]."""
+    pooled, tokens, device = pooling_of(p.primal.training_set), p.k.shape[2], p.q.device
+    if pooled is None or p.scale == 1:
+        return fit_length(weights.transpose(2, 3), tokens).transpose(2, 3)
+    seen = reference.seen_tokens(p)  # [B or 1, 1, L or 1, S]
+    if pooled.how == "kmeans":
+        share = pooled.reduce(p.k, p.v, seen, p.scale, p.parameters).share
+        assert share is not None
+        return weights @ share.squeeze(2)
+    window, _ = pooled.window(torch.arange(tokens, device=device), p.scale, tokens)
+    window = window.clamp(max=weights.shape[3] - 1)  # those after the last query's are seen by none
+    votes = seen.to(weights.dtype)
+    count = votes.new_zeros(*votes.shape[:3], weights.shape[3]).index_add(3, window, votes)
+    return (weights / count.clamp(min=1)).index_select(3, window).where(seen, 0.0)

@@ -1,0 +1,128 @@
+"""The executor of weights: they are the reference's, and nothing is larger than they are."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from primaldual import MultiheadAttention, attention, mechanism, mechanisms
+from primaldual.ops import plan
+from primaldual.primal import EluPlusOne, Exponential, Primal
+from support.battery import CASES, HEADS, PRIMALS, exists, inputs, parameters, relative_error, runs
+
+WITH_WEIGHTS = [name for name in PRIMALS if name not in ("sh-max", "sh-conv")]
+VIEWS = (
+    "view",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "transpose",
+    "slice",
+    "detach",
+    "alias",
+    "permute",
+    "split",
+    "select",
+)
+
+
+class Watch(TorchDispatchMode):
+    """The largest tensor that any operator makes, and what all of them read and write, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = self.moved = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        self.largest = max([self.largest, *(x.untyped_storage().nbytes() for x in made)])
+        if not any(view in func.__name__ for view in VIEWS):
+            touched = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)] + made
+            self.moved += sum(x.numel() * x.element_size() for x in touched)
+        return out
+
+
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
+def test_weights_and_their_gradients_are_the_reference_s(name: str) -> None:
+    primal = PRIMALS[name]
+    for case in CASES:
+        if not (exists(primal, case) and runs(primal, case, "dense")):
+            continue
+        found = {}
+        for impl in ("reference", "dense"):
+            qkv, masks = inputs(case)
+            learned = parameters(primal)
+            _, weights = attention(*qkv, primal, impl=impl, parameters=learned, need_weights=True, **masks)
+            up = torch.randn(weights.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+            leaves = [*qkv, *learned.values()]
+            gradients = torch.autograd.grad((weights * up).sum(), leaves, allow_unused=True)
+            zeros = (torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True))
+            found[impl] = [weights.detach(), *zeros]
+        for mine, truth in zip(found["dense"], found["reference"], strict=True):
+            assert mine.isfinite().all()
+            assert relative_error(mine, truth) < 1e-9, case
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "attn_mask"])
+@pytest.mark.parametrize("name", [*mechanisms(), "full bn+sh"])
+def test_no_tensor_of_the_default_call_is_larger_than_the_weights(name: str, mask: str) -> None:
+    length, dim = 64, 8
+    primal = mechanism("bn+sh", full=True) if name == "full bn+sh" else mechanism(name)
+    if mask == "causal" and primal.causal_refusal(HEADS):
+        pytest.skip("it has no causal form")
+    pooled = any(scale > 1 for scale in primal.training_set.head_scales(HEADS))
+    if mask == "attn_mask" and (primal.token_maps or pooled):
+        pytest.skip("it takes no mask for each query")
+    layer = MultiheadAttention(HEADS * dim, HEADS, batch_first=True, mechanism=primal)
+    x = torch.randn(1, length, HEADS * dim, requires_grad=True)
+    hidden = (torch.rand(length, length) < 0.3).fill_diagonal_(False)
+    with Watch() as watch:
+        out, weights = layer(x, x, x, is_causal=mask == "causal", attn_mask=hidden if mask == "attn_mask" else None)
+        (out.sum() + weights.square().sum()).backward()
+    assert watch.largest <= 4 * HEADS * length * length
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("needed", [False, True], ids=["outputs", "weights"])
+@pytest.mark.parametrize("name", ["softmax", "bn", "sh", "bn+sh", "linear", "sparse"])
+def test_the_plan_says_what_moves_within_a_factor_of_two(name: str, needed: bool, causal: bool) -> None:
+    q, k, v = torch.randn(3, 1, 8, 256, 32)
+    with Watch() as watch:
+        attention(q, k, v, name, impl="dense", need_weights=needed, is_causal=causal)
+    said = plan(q, k, v, name, impl="dense", need_weights=needed, is_causal=causal).estimates["dense"].bytes
+    assert 0.5 < watch.moved / said < 2.0
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("name", ["softmax", "bn", "sh", "linear"])
+def test_the_plan_knows_what_the_reference_moves(name: str, causal: bool) -> None:
+    q, k, v = torch.randn(3, 1, 8, 64, 16)
+    with Watch() as watch:
+        attention(q, k, v, name, impl="reference", need_weights=True, is_causal=causal)
+    said = plan(q, k, v, name, impl="reference", need_weights=True, is_causal=causal).estimates["reference"].bytes
+    assert 1 / 3 < watch.moved / said < 3.0
+
+
+def test_a_kernel_of_one_s_own_is_left_to_the_reference() -> None:
+    class Cooler(Exponential):
+        def log_kernel(self, x: Tensor, y: Tensor) -> Tensor:
+            return 0.5 * super().log_kernel(x, y)
+
+    class Squared(EluPlusOne):
+        def kernel(self, x: Tensor, y: Tensor, parameters=None) -> Tensor:
+            return super().kernel(x, y, parameters).square()
+
+    q = torch.randn(1, 2, 5, 4)
+    for features in (Cooler(), Squared()):
+        assert plan(q, q, q, Primal(features), need_weights=True).impl == "reference"
+
+
+def test_dropped_weights_are_the_ones_returned() -> None:
+    q, k, v = torch.randn(3, 1, 4, 64, 8, dtype=torch.float64)
+    for name in ("softmax", "bn", "sh"):
+        for causal in (False, True):
+            out, weights = attention(q, k, v, name, impl="dense", dropout_p=0.5, need_weights=True, is_causal=causal)
+            torch.testing.assert_close(weights @ v, out, rtol=0, atol=1e-12)
+            assert 0.2 < (weights == 0).double().mean() - (0.5 if causal else 0.0) * 0.5 < 0.8
