@@ -28,6 +28,7 @@ from primaldual.dual import GroupHeadsByScale, beta_of
 from primaldual.kernels import launching
 from primaldual.kernels.cudnn import attention as cudnn_attention
 from primaldual.kernels.cudnn import beside as parallel
+from primaldual.kernels.kept import Kept
 from primaldual.kernels.native import layers as compiled
 from primaldual.kernels.native import library as native
 from primaldual.kernels.native import packing
@@ -263,7 +264,7 @@ def interpreter(library: Any, driver: Callable[[Launched], None], monkeypatch: p
     layers = nn_launching._kernels()
     of_layers = SimpleNamespace(**{name: Interpreted(getattr(layers, name)) for name in LAYER_KERNELS})
     monkeypatch.setattr(nn_launching, "_kernels", lambda: of_layers)
-    monkeypatch.setattr(launching, "_ready", {})
+    monkeypatch.setattr(launching, "_ready", Kept(1024))
     driver(Interpreted.launched)
     return library
 
@@ -721,7 +722,7 @@ def listening(
         getattr(ragged_work.kernels(), kernel).device_caches.clear()
     for kernel in LAYER_KERNELS:
         getattr(nn_launching._kernels(), kernel).device_caches.clear()
-    monkeypatch.setattr(launching, "_ready", {})
+    monkeypatch.setattr(launching, "_ready", Kept(1024))
     monkeypatch.setattr(launching, "starts_early", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     seen: list[tuple[Any, ...]] = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .kept import Kept
 from .native.notes import Launch, Ready, notes
 
 _TRITON = find_spec("triton") is not None  # looked up once, and where no compiler traces it
@@ -65,11 +66,19 @@ def traced() -> bool:
     )
 
 
-_ready: dict[tuple[object, ...], Ready] = {}
+_ready: Kept[Ready] = Kept(8192)
+"""Compiled kernels by kind of call, with the tables that they read: about a thousand shapes have so many."""
+
+
+def _stream(x: Tensor | None) -> int | None:
+    """Torch's current stream, 0 for the default one, which no graph captures; None where there is no GPU."""
+    if x is None or not x.is_cuda:
+        return None
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
 
 
 def launch(
-    key: tuple[object, ...],
+    key: tuple[Hashable, ...],
     tensors: tuple[Tensor | None, ...],
     prepare: Callable[[], tuple[Any, tuple[int, int, int], tuple[object, ...], dict[str, int]]],
     early: bool = True,
@@ -83,7 +92,10 @@ def launch(
     ready = _ready.get(key)
     steps = notes()
     if ready is not None and steps is None:
-        ready.run(*tensors, *ready.rest)
+        stream = _stream(tensors[0])
+        if stream and torch.cuda.is_current_stream_capturing():
+            _ready.pin(key, ready)
+        ready.run(*tensors, *ready.rest, stream=stream)
         return
     if ready is None:
         kernel, grid, rest, options = prepare()
@@ -97,7 +109,9 @@ def launch(
             compiled = kernel.warmup(*tensors, *rest, grid=grid, **options)
         if compiled is None:  # the interpreter gives nothing back
             return
-        ready = _ready[key] = Ready(compiled[grid], rest, compiled, grid)
+        ready = Ready(compiled[grid], rest, compiled, grid)
+        stream = _stream(tensors[0])
+        _ready.add(key, ready, bool(stream) and torch.cuda.is_current_stream_capturing())
     if steps is not None:
         steps.append(Launch(str(key[0]), tensors, ready))
 

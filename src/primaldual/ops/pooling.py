@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..dual.form import form_of, pooling_of
+from ..kernels.kept import on_device
 from ..primal import Pooled, Sparse
 from ..primal.features import Parameters
 from ..primal.inputs import grid_of
@@ -132,18 +133,12 @@ def visible(p: Problem) -> Tensor | None:
         or p.q.shape[2] * p.k.shape[2] > REMEMBERED
     ):  # fmt: skip
         return training_set.visible(*place)
-    found = _visible.get((training_set, *place))
-    if found is None:
-        with torch.inference_mode(False):  # one first met in inference serves training later
-            found = training_set.visible(*place)
-        if found is not None and not torch.cuda.is_current_stream_capturing():  # a graph's memory is its own
-            if len(_visible) >= 64:
-                _visible.clear()
-            _visible[training_set, *place] = found
-    return found
+    return _kept_visible(training_set, *place)
 
 
-_visible: dict[tuple[object, ...], Tensor] = {}
+@on_device(most=64, from_host=False)
+def _kept_visible(sparse: Sparse, scale: int, queries: int, tokens: int, device: torch.device) -> Tensor | None:
+    return sparse.visible(scale, queries, tokens, device)
 
 
 def fit_length(x: Tensor, length: int) -> Tensor:

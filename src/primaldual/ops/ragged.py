@@ -8,7 +8,6 @@ padded sequences do that for all heads at once (`kernels.ragged.padded`), the re
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from ..dual import GroupHeadsByScale, beta_of, form_of
 from ..dual.form import pooling_of
+from ..kernels.kept import on_device
 from ..kernels.launching import DTYPES, interpreted, seed_of, without_triton
 from ..kernels.launching import traced as traced
 from ..kernels.ragged import marks as ragged_marks
@@ -115,8 +115,18 @@ def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
     if p.dropout_p or not _plain(p) or type(p.primal.training_set) is Sparse:
         return None
-    beta, scales, is_causal = _beta(p), p.scales, p.is_causal
-    return lambda q, k, v: attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
+    scales, is_causal = p.scales, p.is_causal
+    if not p.primal.point_maps:
+        return lambda q, k, v: attend_tokens(q, k, v, None, scales, is_causal, 0.0, None)
+    number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    if per_head is not None:
+        return None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        beta = _kept_constant(number, q.shape[1], q.device)  # looked up each time: a graph may be captured now
+        return attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
+
+    return attend
 
 
 def _tokens(p: Problem, seed: Tensor | None) -> Tensor:
@@ -146,13 +156,15 @@ def _beta(p: Problem) -> Tensor | None:
     number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
     if per_head is not None:
         return per_head.float().contiguous()
-    constant = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant
-    return constant(number, p.q.shape[1], p.q.device)
+    make = _constant if torch.compiler.is_compiling() else _kept_constant
+    return make(number, p.q.shape[1], p.q.device)
 
 
-@functools.lru_cache(maxsize=64)
 def _constant(value: float, size: int, device: torch.device) -> Tensor:
     return torch.full((size,), value, device=device)
+
+
+_kept_constant = on_device(most=256, from_host=False)(_constant)
 
 
 def _points(p: Problem, seed: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from triton.runtime import driver
 
 from primaldual.kernels import launching
 from primaldual.kernels.encoder import division
+from primaldual.kernels.kept import Kept
 from primaldual.kernels.projection import launching as nn_launching
 from primaldual.kernels.projection import output as nn_output
 from primaldual.kernels.ragged import launch as ragged_launch
@@ -79,7 +80,7 @@ def hopper(tf32: bool = False, edit: Callable[[str], str] = str) -> Iterator[Dri
     """Inside, tensors on the CPU are taken by kernels as they are compiled for Hopper; or as they are after an edit."""
     there, before = Driver(edit), driver._active
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "_ready", {})
+        patch.setattr(launching, "_ready", Kept(1024))
         patch.setattr(launching, "starts_early", lambda device: True)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         for module in (ragged, linear, nn_launching, nn_output, division):

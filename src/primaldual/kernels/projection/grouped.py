@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..derivatives import differentiated_once
+from ..kept import on_device
 from ..launching import power_of_2
 from ..native.notes import gather, product
 from .launching import forked, launch
@@ -214,7 +215,7 @@ class _Tables(NamedTuple):
     votes: Tensor  # scale and windows of each head
 
 
-@functools.lru_cache(maxsize=64)
+@on_device(most=256)
 def _tables(groups: Groups, device: torch.device) -> _Tables:
     H, D, distinct = groups.heads, groups.head_dim, groups.distinct
     order, pooled, first = list(range(H)), [], 0

@@ -6,7 +6,6 @@ That factor goes onto the tokens beforehand, and what is left is the pooling of 
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..derivatives import differentiated_once
+from ..kept import on_device
 from ..launching import in_rows
 from .passes import pool, unpool
 from .work import Layout
@@ -84,10 +84,8 @@ class _Windows(NamedTuple):
     points: Tensor  # [H]
 
 
-@functools.lru_cache(maxsize=64)
+@on_device(most=256)
 def _windows(scales: tuple[int, ...], tokens: int, device: torch.device) -> _Windows:
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("attention of this shape must run once, on a side stream, before it is captured in a graph")
     scale = torch.cat([torch.full((1, 1), s, device=device) for s in scales])
     most = -(-tokens // min(scales))
     start = (torch.arange(most, device=device) * scale).clamp(max=tokens)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import launching
+from ..kept import on_device
 from ..launching import block_of, in_rows, kind, options, power_of_2, three
 from . import work as ragged_work
 
@@ -80,7 +81,7 @@ def pool(
     return keys, values, sums.sum(2) / _points_per_head(layout, k.device)
 
 
-@functools.lru_cache(maxsize=256)
+@on_device(most=256)
 def _points_per_head(layout: tuple[int, ...], device: torch.device) -> Tensor:
     counts = dict(zip(layout[0::9], layout[1::9], strict=True))
     return torch.tensor([float(counts[h]) for h in range(len(counts))], device=device)[:, None]
@@ -169,7 +170,7 @@ def dot_sums(a: Tensor, b: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
 
 
 def _identity(table: Tensor | None) -> int:
-    """Tables are kept for good."""
+    """Its address: a launch that is remembered keeps its table, so that no other has the same."""
     return 0 if table is None else table.data_ptr()
 
 

@@ -24,7 +24,6 @@ from . import flops as ragged_flops
 from . import work as ragged_work
 from .launch import Call, backward, forward, output
 from .passes import Shift, blocks_of, dot_sums, place, pool, sum_rows
-from .work import worked
 
 
 @functools.lru_cache(maxsize=256)
@@ -295,4 +294,4 @@ def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: b
     (B, _, S, D), DV = k.shape, v.shape[3]
     layout = packed(scales, B, S, D, DV, apart and 1 in scales) if max(scales) > 1 else _in_place(k, v)
     widest = max(q.shape[3], v.shape[3])
-    return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in worked
+    return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in ragged_work.work.kept

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kept import on_device
 from ..launching import block_of
 
 MAX_HEAD_DIM = 128
@@ -94,18 +95,13 @@ _FILL = 2 * 132
 _SWEEP = (32, 3)
 """Rows of a block and pipeline stages of a sweep."""
 
-worked: set[tuple[object, ...]] = set()
-"""What has its tables on the device."""
 
-
-@functools.cache
+@on_device(most=1024)
 def work(
     layout: tuple[int, ...], batch: int, queries: int, widest: int, dtype: torch.dtype, causal: bool,
     device: torch.device,
 ) -> Work:  # fmt: skip
     """Longest pieces first."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("attention of this shape must run once, on a side stream, before it is captured in a graph")
     tile = tiles(widest, dtype, queries)
     rows = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
     blocks = -(-queries // tile.rows)
@@ -120,7 +116,6 @@ def work(
 
     best = back(dtype != torch.float32)
     exact = back(False) if best.parts == 16 else best
-    worked.add((layout, batch, queries, widest, dtype, causal, device))
     return Work(
         tile,
         put(rows, torch.int64),
