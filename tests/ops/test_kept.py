@@ -14,7 +14,8 @@ from primaldual.dual import GroupHeadsByScale
 from primaldual.kernels import kept, launching
 from primaldual.kernels.kept import Kept, OnDevice
 from primaldual.kernels.projection import grouped, recentred
-from primaldual.kernels.ragged import marks, padded, passes, tokens, work
+from primaldual.kernels.ragged import layout as layouts
+from primaldual.kernels.ragged import marks, padded, passes, work
 from primaldual.ops import block_sparse, pooling, ragged
 from primaldual.ops.gathered import Span
 from primaldual.primal import Sparse
@@ -32,10 +33,10 @@ def _groups(tokens: int) -> grouped.Groups:
 TABLES: dict[str, tuple[OnDevice[Any], Callable[[int], tuple[Any, ...]]]] = {
     "work": (
         work.work,
-        lambda n: (tokens.packed((1, 2), 1, n, 8, 8), 1, n, 8, torch.float32, False, CPU),
+        lambda n: (layouts.pooled((1, 2), 1, n, 8, 8), 1, n, 8, torch.float32, False, CPU),
     ),
     "windows": (padded._windows, lambda n: ((1, 2), n, CPU)),
-    "points per head": (passes._points_per_head, lambda n: (tokens.packed((1, 2), 1, n, 8, 8), CPU)),
+    "points per head": (passes._points_per_head, lambda n: (layouts.pooled((1, 2), 1, n, 8, 8), CPU)),
     "marks": (marks._kept_marks, lambda n: (SPARSE, (1, 2), n, n, CPU)),
     "projections": (grouped._tables, lambda n: (_groups(n), CPU)),
     "one group": (recentred._one_group, lambda n: (2, n, CPU)),

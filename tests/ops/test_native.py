@@ -35,6 +35,7 @@ from primaldual.kernels.native import packing
 from primaldual.kernels.native import replay as recipe
 from primaldual.kernels.projection import grouped, recentred, unpooled
 from primaldual.kernels.projection import launching as nn_launching
+from primaldual.kernels.ragged import layout as layouts
 from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
 from support.ragged import adding_up, sweeping
@@ -774,7 +775,7 @@ def test_what_triton_hands_the_driver(
 def _layout(name: str, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
     B, _, L, D = q.shape
     pooled = max(SCALES[name]) > 1
-    layout = ragged_tokens.packed(SCALES[name], B, L, D, D) if pooled else ragged_tokens._in_place(k, v)
+    layout = layouts.pooled(SCALES[name], B, L, D, D) if pooled else layouts.of_tokens(k, v)
     return layout, B, L, D, q.dtype, name == "causal", q.device
 
 

@@ -19,13 +19,14 @@ from ..dual.form import pooling_of
 from ..kernels.kept import on_device
 from ..kernels.launching import DTYPES, interpreted, seed_of, without_triton
 from ..kernels.launching import traced as traced
+from ..kernels.ragged import layout as layouts
 from ..kernels.ragged import marks as ragged_marks
+from ..kernels.ragged.layout import HeadLayout
 from ..kernels.ragged.marks import marks
-from ..kernels.ragged.padded import Line, in_line, keep_padded, pool_padded
+from ..kernels.ragged.padded import Flat, flat, keep_padded, pool_padded
 from ..kernels.ragged.points import attend_points
 from ..kernels.ragged.tokens import attend_tokens, known
-from ..kernels.ragged.tokens import packed as packed
-from ..kernels.ragged.work import MAX_HEAD_DIM, Layout
+from ..kernels.ragged.work import MAX_HEAD_DIM
 from ..primal import Sparse, TrainingSet
 from . import sdpa
 from .problem import Problem, in_order
@@ -140,7 +141,7 @@ def _windows(p: Problem, seed: Tensor | None) -> Tensor:
         if max(p.scales) == 1:
             points = keep_padded(p.k, p.v, hidden, beta is not None)
         else:
-            layout = packed(p.scales, p.k.shape[0], p.k.shape[2], p.k.shape[3], p.v.shape[3])
+            layout = layouts.pooled(p.scales, p.k.shape[0], p.k.shape[2], p.k.shape[3], p.v.shape[3])
             points = pool_padded(p.k, p.v, hidden, p.scales, layout, beta is not None)
         shift = None if points.mean is None or beta is None else points.mean * beta[:, None]
     return attend_points(
@@ -184,12 +185,12 @@ def _points(p: Problem, seed: Tensor | None) -> Tensor:
         bias = in_order([_rectangle(piece.bias, piece.keys, longest) for piece in pieces], heads_of)
         if own_k is not None:
             own_bias = in_order([_rectangle(piece.own_bias, piece.q, p.q.shape[2]) for piece in pieces], heads_of)
-    keys, values = ([in_line(x) for x in side] for side in zip(*((x.keys, x.values) for x in pieces), strict=True))
+    keys, values = ([flat(x) for x in side] for side in zip(*((x.keys, x.values) for x in pieces), strict=True))
     layout, k_offset, v_offset = [], 0, 0
     for piece, k, v, (scale, heads) in zip(pieces, keys, values, groups, strict=True):
         for place, head in enumerate(heads):
-            at = k_offset + place * k.head, k.batch, k.row, v_offset + place * v.head, v.batch, v.row
-            layout.append(Layout(head, piece.keys.shape[2], scale, *at))
+            at = *k.place(place, k_offset), *v.place(place, v_offset)
+            layout.append(HeadLayout(head, piece.keys.shape[2], scale, *at))
         k_offset, v_offset = k_offset + k.flat.numel(), v_offset + v.flat.numel()
     return attend_points(
         q, _join(keys), _join(values), layout, p.v.shape[-1], bias=bias, own=(own_k, own_v, own_bias),
@@ -250,5 +251,5 @@ def _rectangle(bias: Tensor | None, like: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(bias, (0, width - bias.shape[-1]))
 
 
-def _join(parts: list[Line]) -> Tensor:
+def _join(parts: list[Flat]) -> Tensor:
     return parts[0].flat if len(parts) == 1 else torch.cat([part.flat for part in parts])

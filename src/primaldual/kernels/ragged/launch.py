@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import launching
 from ..launching import block_of, eights, in_rows, kind, options, power_of_2, precision, three
 from . import work as ragged_work
+from .layout import Layout
 from .passes import Shift, place
 
 _LOG2E = 1.4426950408889634
@@ -19,7 +20,7 @@ _LOG2E = 1.4426950408889634
 class Call(NamedTuple):
     """What the kernels of one call share."""
 
-    layout: tuple[int, ...]
+    layout: Layout
     shift: Shift | None = None  # of the queries
     bias: Tensor | None = None
     own_k: Tensor | None = None

@@ -12,15 +12,15 @@ from ..derivatives import differentiated_once
 from ..launching import in_rows
 from . import flops as ragged_flops
 from .launch import Call, backward, forward, output
+from .layout import HeadLayout, as_integers, of_integers
 from .passes import Shift
-from .work import Layout
 
 
 def attend_points(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    layout: Sequence[Layout],
+    layout: Sequence[HeadLayout],
     value_dim: int,
     *,
     shift: Tensor | None = None,
@@ -36,10 +36,10 @@ def attend_points(
     shift [B, H, D] is taken off the queries; bias [B, H, points] is added to the scores; marks (`marks`) say
     which points a query of a sparse head keeps.
     """
-    flat = [number for head in sorted(layout, key=lambda h: -h.points) for number in head]
+    numbers = as_integers(sorted(layout, key=lambda entry: -entry.points))
     keys, values = keys.contiguous(), values.contiguous()
     shift, bias, *own = (None if x is None else x.contiguous() for x in (shift, bias, *own))  # type: ignore[assignment]
-    return points_op(q, keys, values, flat, value_dim, shift, bias, *own, is_causal, dropout_p, seed, marks)
+    return points_op(q, keys, values, numbers, value_dim, shift, bias, *own, is_causal, dropout_p, seed, marks)
 
 
 @torch.library.custom_op("primaldual::ragged_points", mutates_args=())
@@ -49,7 +49,7 @@ def points_op(
     dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     off = Shift.of(shift)
-    call = Call(tuple(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
+    call = Call(of_integers(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     return forward(in_rows(q), keys, values, value_dim, call)
 
 
@@ -68,7 +68,7 @@ def _points_backward_op(
     is_causal: bool, dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     off = Shift.of(shift)
-    call = Call(tuple(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
+    call = Call(of_integers(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     dk, dv = torch.empty_like(keys), torch.empty_like(values)
     found = backward(grad, in_rows(q), keys, values, out, lse, call, dk, dv, 0)
     dshift = None if shift is None else -found.q.sum(2, dtype=torch.float32)

@@ -6,7 +6,6 @@ tokens.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -21,39 +20,11 @@ from ..launching import in_rows, traced
 from ..native import library as native
 from ..native import replay as recipe
 from . import flops as ragged_flops
+from . import layout as layouts
 from . import work as ragged_work
 from .launch import Call, backward, forward, output
+from .layout import Layout
 from .passes import Shift, blocks_of, dot_sums, place, pool, sum_rows
-
-
-@functools.lru_cache(maxsize=256)
-def packed(
-    scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim: int, apart: bool = False
-) -> tuple[int, ...]:
-    """The layout of pooled heads, one after the other, longest first.
-
-    Where those with windows of one token are `apart`, they have no place: they are given the tokens themselves.
-    """
-    numbers: list[int] = []
-    before = 0
-    for head in sorted(range(len(scales)), key=lambda h: scales[h]):
-        points = -(-tokens // scales[head])
-        at = batch * before
-        numbers += [head, points, scales[head], at * dim, points * dim, dim]
-        numbers += [at * value_dim, points * value_dim, value_dim]
-        before += 0 if apart and scales[head] == 1 else points
-    return tuple(numbers)
-
-
-def _head_at(x: Tensor, head: int) -> tuple[int, int, int]:
-    return head * x.stride(1), x.stride(0), x.stride(2)
-
-
-def _in_place(k: Tensor, v: Tensor) -> tuple[int, ...]:
-    """The layout of heads that are fitted to the tokens themselves."""
-    return tuple(
-        number for head in range(k.shape[1]) for number in (head, k.shape[2], 1, *_head_at(k, head), *_head_at(v, head))
-    )
 
 
 def _apart(scales: Sequence[int]) -> int:
@@ -70,7 +41,7 @@ def _whole(scales: Sequence[int], tokens: int) -> bool:
     return all(tokens % scale == 0 for scale in scales)
 
 
-def _shares(layout: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, scales: Sequence[int]) -> Tensor | None:
+def _shares(layout: Layout, q: Tensor, k: Tensor, v: Tensor, scales: Sequence[int]) -> Tensor | None:
     """The table by which tokens have their shares in the mean over windows, where not all of these are whole."""
     if _whole(scales, k.shape[2]):
         return None
@@ -93,7 +64,7 @@ def tokens_forward(
     if q.numel() == 0:
         return output(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32), keys, values, sums, shifted
     apart, pooled = _apart(scales), max(scales) > 1
-    layout = packed(tuple(scales), B, S, D, v.shape[-1], apart > 0) if pooled else _in_place(k, v)
+    layout = layouts.pooled(tuple(scales), B, S, D, v.shape[-1], apart > 0) if pooled else layouts.of_tokens(k, v)
     shift = None
     if beta is not None:  # before the pooling, which heads with windows of one token do not wait for
         sums = sum_rows(k, _shares(layout, q, k, v, scales))
@@ -155,7 +126,7 @@ def tokens_gradients(
     if q.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), sums
     apart, pooled = _apart(scales), max(scales) > 1
-    layout = packed(tuple(scales), B, S, D, DV, apart > 0) if pooled else _in_place(k, v)
+    layout = layouts.pooled(tuple(scales), B, S, D, DV, apart > 0) if pooled else layouts.of_tokens(k, v)
     points = (keys, values) if pooled else (k, v)
     tokens = (k, v) if apart else (None, None)
     call = Call(layout, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
@@ -289,9 +260,10 @@ def _way(scales: tuple[int, ...], is_causal: bool, dropout_p: float, together: b
 
 
 def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool, apart: bool) -> bool:
-    """Whether a call like this was made before: only then can it be captured. For `apart` see `packed`."""
+    """Whether a call like this was made before: only then can it be captured. For `apart` see `layouts.pooled`."""
     k, v = in_rows(k), in_rows(v)
     (B, _, S, D), DV = k.shape, v.shape[3]
-    layout = packed(scales, B, S, D, DV, apart and 1 in scales) if max(scales) > 1 else _in_place(k, v)
+    pooled = max(scales) > 1
+    layout = layouts.pooled(scales, B, S, D, DV, apart and 1 in scales) if pooled else layouts.of_tokens(k, v)
     widest = max(q.shape[3], v.shape[3])
     return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in ragged_work.work.kept
