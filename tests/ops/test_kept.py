@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -179,3 +180,25 @@ def test_a_graph_replays_the_same_after_200_other_shapes(name: str, monkeypatch:
     assert len(freed) == 18
     for mine, other in zip(results, expected, strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_every_launch_and_table_of_a_captured_step_is_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels as they are compiled for Hopper, run on a CPU."""
+    from support.hopper import hopper
+
+    monkeypatch.setattr(ragged._kept_constant, "kept", Kept(4))
+    q, k, v = (torch.randn(1, 2, 20, 16, dtype=torch.bfloat16) for _ in range(3))
+
+    def step() -> torch.Tensor:
+        return attention(q, k, v, mechanism("bn+sh", scales=(1, 2)), impl="ragged")
+
+    with hopper() as driver:
+        step()
+        launched = list(driver.launched)
+        assert not launching._ready.pinned
+        with capture():
+            step()
+        assert driver.launched == 2 * launched
+        assert sorted(str(key[0]) for key in launching._ready.pinned) == sorted(launched)
+    assert len(ragged._kept_constant.kept.pinned) == 1

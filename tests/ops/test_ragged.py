@@ -21,7 +21,7 @@ from primaldual.kernels.ragged import points as ragged_points
 from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
 from primaldual.kernels.ragged.layout import HeadLayout
-from primaldual.ops import UnsupportedError, plan, ragged
+from primaldual.ops import UnsupportedError, plan
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
 from support.interpreter import HOPPER, ON_CPU, child_process, on_cpu
@@ -567,7 +567,7 @@ def test_a_cpu_is_refused_by_name_and_passed_over_by_auto() -> None:
 @on_cpu
 def test_where_triton_is_not_installed(monkeypatch) -> None:
     monkeypatch.setattr(launching, "_TRITON", False)
-    monkeypatch.setattr(ragged, "interpreted", lambda: True)  # a device that could
+    monkeypatch.setattr(launching, "on_cpu", lambda: True)  # a device that could
     with pytest.raises(UnsupportedError, match=r"Triton is not installed; impl='sdpa' can"):
         attention(q, q, q, "bn+sh", impl="ragged")
     assert plan(q, q, q, "bn+sh").impl == "sdpa"

@@ -21,6 +21,9 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What the kernels take."""
 
+MULTIPROCESSORS = 132
+"""Of a large GPU, an H200: among so many the work of a launch is divided."""
+
 
 def without_triton() -> str | None:
     return None if _TRITON else "Triton is not installed"
@@ -30,9 +33,26 @@ def interpreted() -> bool:
     return _TRITON and _INTERPRETED
 
 
+def on_cpu() -> bool:
+    """Whether the kernels take tensors of the CPU: those that the interpreter runs do."""
+    return interpreted()
+
+
 def launches(x: Tensor) -> bool:
     """Whether the kernels take this tensor."""
-    return x.dtype in DTYPES and without_triton() is None and (x.is_cuda or interpreted())
+    return x.dtype in DTYPES and without_triton() is None and (x.is_cuda or on_cpu())
+
+
+def refusal_of_dtype(dtype: torch.dtype) -> str | None:
+    """Why the kernels do not take tensors of this dtype; None where they do. To follow the kernel's name."""
+    return None if dtype in DTYPES else f"takes {', '.join(str(d)[6:] for d in DTYPES)}, not {str(dtype)[6:]}"
+
+
+def refusal_of_device(device: torch.device) -> str | None:
+    """Why the kernels do not run on this device; None where they do. To follow the kernel's name."""
+    if device.type != "cuda" and not on_cpu():
+        return f"runs on a CUDA device, not on {device.type}"
+    return "cannot be compiled: Triton is not installed" if without_triton() else None
 
 
 def captured(x: Tensor) -> bool:
@@ -154,6 +174,14 @@ def eights(*tensors: Tensor) -> bool:
 def in_rows(x: Tensor) -> Tensor:
     """The tensor itself where its last dimension is contiguous, as the kernels need it."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def empty_like_heads(x: Tensor, dim: int) -> Tensor:
+    """Uninitialised [B, H, N, dim]; heads stand inside the tokens where they do in x, and merging them is no copy."""
+    B, H, N, _ = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(B, N, H, dim).transpose(1, 2)
+    return x.new_empty(B, H, N, dim)
 
 
 def power_of_2(n: int) -> int:

@@ -17,16 +17,16 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale, beta_of, form_of
 from ..dual.form import pooling_of
 from ..kernels.kept import on_device
-from ..kernels.launching import DTYPES, interpreted, seed_of, without_triton
+from ..kernels.launching import seed_of
 from ..kernels.launching import traced as traced
 from ..kernels.ragged import layout as layouts
+from ..kernels.ragged import limits
 from ..kernels.ragged import marks as ragged_marks
 from ..kernels.ragged.layout import HeadLayout
 from ..kernels.ragged.marks import marks
 from ..kernels.ragged.padded import Flat, flat, keep_padded, pool_padded
 from ..kernels.ragged.points import attend_points
 from ..kernels.ragged.tokens import attend_tokens, known
-from ..kernels.ragged.work import MAX_HEAD_DIM
 from ..primal import Sparse, TrainingSet
 from . import sdpa
 from .problem import Problem, in_order
@@ -48,15 +48,6 @@ def refusal(problem: Problem) -> str | None:
             points = training_set.points(scale, problem.k.shape[2])
             if reason := ragged_marks.refusal(training_set.pattern, points, problem.q.shape[2]):
                 return reason
-    if problem.q.dtype not in DTYPES:
-        return f"the ragged kernel takes {', '.join(str(d)[6:] for d in DTYPES)}, not {str(problem.q.dtype)[6:]}"
-    widest = max(problem.q.shape[-1], problem.v.shape[-1])
-    if widest > MAX_HEAD_DIM:
-        return f"the ragged kernel takes head dimensions up to {MAX_HEAD_DIM}, not {widest}"
-    if problem.q.is_cuda and (problem.q.shape[-1] % 8 or problem.v.shape[-1] % 8):
-        return (
-            f"the ragged kernel takes multiples of 8, not head dimensions {problem.q.shape[-1]}, {problem.v.shape[-1]}"
-        )
     pooled = pooling_of(training_set)
     learned = pooled is not None and pooled.how == "conv" and max(problem.scales) > 1  # the bias is pooled with it
     if problem.key_bias is not None and (problem.key_bias.requires_grad or learned):
@@ -65,15 +56,15 @@ def refusal(problem: Problem) -> str | None:
         return "the ragged kernel has no causal form with unpooled prefix tokens"
     if problem.is_causal and any(map_.needs == "variance" for map_ in problem.primal.point_maps):
         return "1/σ² over the few keys that the first queries see magnifies what does not cancel in the ragged kernel"
-    if problem.q.device.type != "cuda" and not interpreted():
-        return f"the ragged kernel runs on a CUDA device, not on {problem.q.device.type}"
+    if reason := limits.refusal(problem.q.dtype, problem.q.device, problem.q.shape[-1], problem.v.shape[-1]):
+        return f"the ragged kernel {reason}"
     if _capturing(problem) and not ragged_marks.known(*_marked(problem)):
         return "the marks of its pattern are not on the device; run it once on a side stream before the capture"
     if _capturing(problem) and (_plain(problem) or (_padded(problem) and max(problem.scales) > 1)):
         p = problem
         if not known(p.q, p.k, p.v, p.scales, p.is_causal, _plain(p)):
             return "its tables are not on the device; run it once on a side stream before the capture"
-    return without_triton()
+    return None
 
 
 def _capturing(p: Problem) -> bool:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...dual import GroupHeadsByScale
 from ..derivatives import differentiated_once
-from ..launching import in_rows
-from ..ragged.launch import Call, backward, forward, output
+from ..launching import empty_like_heads, in_rows
+from ..ragged.launch import Call, backward, forward
 from ..ragged.layout import HeadLayout, Layout
 from ..ragged.passes import Shift, place, place_three, pool, sum_rows
 from ..streams import Fork
@@ -37,7 +37,7 @@ NARROW = 32
 
 def long(queries: int, points: int, dim: int) -> bool:
     """Whether a head goes back through cuDNN's kernels."""
-    return queries >= QUERIES and points >= POINTS and dim > NARROW and not cudnn.half_empty(points)
+    return queries >= QUERIES and points >= POINTS and dim > NARROW and not cudnn.wrong_gradients(points)
 
 
 class Queries(NamedTuple):
@@ -150,8 +150,8 @@ class Tokens(torch.autograd.Function):
         factor /= S
         sums = sum_rows(k) if factor else None
         shift = None if sums is None else Shift(sums, factor, beta)
-        out = output(q, v.shape[-1])
-        shifted = None if shift is None else output(q, D)
+        out = empty_like_heads(q, v.shape[-1])
+        shifted = None if shift is None else empty_like_heads(q, D)
         keys, values, _ = pool(k, v, layout, False, apart)
         call = Call(layout, shift, tokens=(k, v) if apart else (None, None))
         _, lse = forward(q, keys, values, v.shape[-1], call, shifted, out)
@@ -164,7 +164,11 @@ class Tokens(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, beta, keys, values, sums = ctx.saved_tensors
         grad = like_output(grad, out)
-        dq, dk, dv = output(out, q.shape[-1]), output(k, k.shape[-1]), output(v, v.shape[-1])
+        dq, dk, dv = (
+            empty_like_heads(out, q.shape[-1]),
+            empty_like_heads(k, k.shape[-1]),
+            empty_like_heads(v, v.shape[-1]),
+        )
         found = []
         parts, factor = ctx.settings
         fork = _forked(parts, q)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from .. import launching
 from ..kept import on_device
-from ..launching import block_of, in_rows, kind, options, power_of_2, three
+from ..launching import MULTIPROCESSORS, block_of, in_rows, kind, options, power_of_2, three
 from . import work as ragged_work
 from .layout import Layout
 
 BLOCKS, _SPAN = 16, 128
 """The most blocks of rows that `sum_rows` adds up, and the rows that a block has at least."""
 
-ROOM = 2 * 132
+ROOM = 2 * MULTIPROCESSORS
 """Programs of a pass beside which others have room: two a multiprocessor."""
 
 _TILE = 64 * 128

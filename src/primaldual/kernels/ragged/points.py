@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..derivatives import differentiated_once
-from ..launching import in_rows
+from ..launching import empty_like_heads, in_rows
 from . import flops as ragged_flops
-from .launch import Call, backward, forward, output
+from .launch import Call, backward, forward
 from .layout import HeadLayout, as_integers, of_integers
 from .passes import Shift
 
@@ -58,7 +58,7 @@ register_flop_formula(torch.ops.primaldual.ragged_points)(ragged_flops.points)
 
 @points_op.register_fake
 def _(q, keys, values, layout, value_dim, *others):  # type: ignore[no-untyped-def]
-    return output(in_rows(q), value_dim), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_like_heads(in_rows(q), value_dim), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("primaldual::ragged_points_backward", mutates_args=())
@@ -84,7 +84,7 @@ def _(grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, *other
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0) if x is None else x.new_empty(x.shape)
 
-    dq = output(in_rows(q), q.shape[-1])
+    dq = empty_like_heads(in_rows(q), q.shape[-1])
     return dq, torch.empty_like(keys), torch.empty_like(values), like(shift), like(own_k), like(own_v)
 
 

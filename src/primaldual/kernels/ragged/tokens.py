@@ -16,13 +16,13 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..buffers import side_by_side
 from ..derivatives import differentiated_once
-from ..launching import in_rows, traced
+from ..launching import empty_like_heads, in_rows, traced
 from ..native import library as native
 from ..native import replay as recipe
 from . import flops as ragged_flops
 from . import layout as layouts
 from . import work as ragged_work
-from .launch import Call, backward, forward, output
+from .launch import Call, backward, forward
 from .layout import Layout
 from .passes import Shift, blocks_of, dot_sums, place, pool, sum_rows
 
@@ -60,9 +60,16 @@ def tokens_forward(
     q, k, v = in_rows(q), in_rows(k), in_rows(v)
     B, H, S, D = k.shape
     sums, keys, values = q.new_empty(B, H, 0, D, dtype=torch.float32), k.new_empty(0), v.new_empty(0)
-    shifted = output(q, D) if beta is not None and back else q.new_empty(0)
+    shifted = empty_like_heads(q, D) if beta is not None and back else q.new_empty(0)
     if q.numel() == 0:
-        return output(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32), keys, values, sums, shifted
+        return (
+            empty_like_heads(q, v.shape[-1]),
+            q.new_empty(q.shape[:3], dtype=torch.float32),
+            keys,
+            values,
+            sums,
+            shifted,
+        )
     apart, pooled = _apart(scales), max(scales) > 1
     layout = layouts.pooled(tuple(scales), B, S, D, v.shape[-1], apart > 0) if pooled else layouts.of_tokens(k, v)
     shift = None
@@ -92,11 +99,11 @@ register_flop_formula(torch.ops.primaldual.ragged_tokens)(ragged_flops.tokens)
 @tokens_op.register_fake
 def _(q, k, v, beta, scales, is_causal, dropout_p, seed, marks=None, back=True):  # type: ignore[no-untyped-def]
     B, H, S, D = k.shape
-    out, lse = output(in_rows(q), v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out, lse = empty_like_heads(in_rows(q), v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
     rows = B * sum(-(-S // s) for s in scales if s > 1) if max(scales) > 1 and q.numel() else 0
     blocks = blocks_of(S)[1] if beta is not None and q.numel() else 0
     sums = q.new_empty(B, H, blocks, D, dtype=torch.float32)
-    shifted = output(in_rows(q), D) if beta is not None and back else q.new_empty(0)
+    shifted = empty_like_heads(in_rows(q), D) if beta is not None and back else q.new_empty(0)
     return out, lse, k.new_empty(rows * D), v.new_empty(rows * v.shape[-1]), sums, shifted
 
 
@@ -122,7 +129,7 @@ def tokens_gradients(
     if together:
         dq, dk, dv = q.new_empty(B, S, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
     else:
-        dq, dk, dv = output(q, D), output(k, D), output(v, DV)
+        dq, dk, dv = empty_like_heads(q, D), empty_like_heads(k, D), empty_like_heads(v, DV)
     if q.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), sums
     apart, pooled = _apart(scales), max(scales) > 1
@@ -153,7 +160,7 @@ register_flop_formula(torch.ops.primaldual.ragged_tokens_backward)(ragged_flops.
 def _(grad, q, k, v, beta, *others):  # type: ignore[no-untyped-def]
     B, H, L, D = q.shape
     sums = q.new_empty(B, H, blocks_of(L)[1] if beta is not None and q.numel() else 0, D, dtype=torch.float32)
-    return *(output(in_rows(x), x.shape[-1]) for x in (q, k, v)), sums
+    return *(empty_like_heads(in_rows(x), x.shape[-1]) for x in (q, k, v)), sums
 
 
 def _tokens_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from ..kept import on_device
-from ..launching import block_of
+from ..launching import MULTIPROCESSORS, block_of
 from .layout import Layout, table_of
-
-MAX_HEAD_DIM = 128
 
 
 class Tiles(NamedTuple):
@@ -76,7 +74,7 @@ class Work(NamedTuple):
     aligned: bool  # rows of keys and values can be read 16 bytes at a time
 
 
-_FILL = 2 * 132
+_FILL = 2 * MULTIPROCESSORS
 """Sweeps over the longest head that keep a GPU busy: two on every multiprocessor."""
 
 _SWEEP = (32, 3)
