@@ -39,6 +39,7 @@ from triton.runtime.errors import OutOfResources
 
 from primaldual import Primal, mechanism
 from primaldual.kernels import launching
+from primaldual.kernels.kept import Kept
 from primaldual.kernels.native.notes import Launch, noted
 from primaldual.kernels.ragged import launch as ragged_launch
 from primaldual.ops import ragged
@@ -120,7 +121,7 @@ def launches(form: Form) -> list[Launch]:
     )  # fmt: skip
     with ExitStack() as stack:
         for where, name, instead in (
-            (launching, "_ready", {}),
+            (launching, "_ready", Kept(1024)),
             (launching, "starts_early", lambda device: True),
             (torch.cuda, "current_device", lambda: 0),
             (ragged_launch, "precision", lambda q: "tf32" if form.dtype == "tf32" else "ieee"),

@@ -7,12 +7,12 @@ import torch
 
 from nn.layers import E, L, N, make, reference_of
 from primaldual import MultiheadAttention, mechanism
+from primaldual.kernels import launching
 from primaldual.kernels.cudnn import attention as cudnn
 from primaldual.kernels.native import library as native
 from primaldual.ops import UnsupportedError, estimates
-from primaldual.ops import _attention as whole_attention
 from primaldual.ops.estimates import H200
-from primaldual.ops.layer import ROUTES, costs, plan, problem, recentred_projection, scaled
+from primaldual.ops.layer import ROUTES, costs, plan, problem
 
 x = torch.randn(N, L, E, dtype=torch.float64)
 
@@ -80,10 +80,8 @@ def an_h200(monkeypatch):
     """Plans as on an H200, which is not here."""
     for module in (estimates, costs, plan):
         monkeypatch.setattr(module, "device_of", lambda device: H200)
-    for module in (scaled, recentred_projection):
-        monkeypatch.setattr(module, "launches", lambda x: True)
     monkeypatch.setattr(cudnn, "usable", lambda q, k, v: True)
-    monkeypatch.setattr(whole_attention.ragged, "interpreted", lambda: True)
+    monkeypatch.setattr(launching, "on_cpu", lambda: True)
     return monkeypatch
 
 

@@ -113,11 +113,11 @@ def test_masks_are_remembered_and_padding_builds_none(monkeypatch: pytest.Monkey
         return gathered.dense(laid)
 
     monkeypatch.setattr(block_sparse, "flex", flex)
-    block_sparse._remembered.cache_clear()
+    block_sparse._remembered.kept.clear()
     q, primal = torch.randn(2, 2, 60, 4), Primal(training_set=Sparse(Strided(7)))
     for hidden in (None, torch.rand(2, 60) < 0.5, torch.rand(2, 60) < 0.5, None):
         attention(q, q, q, primal, impl="block_sparse", key_padding_mask=hidden)
-    block_sparse._remembered.cache_clear()
+    block_sparse._remembered.kept.clear()
     assert len(built) == 1
 
 

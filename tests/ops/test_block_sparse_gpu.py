@@ -69,7 +69,7 @@ def test_memory_and_masks_grow_as_what_is_kept() -> None:
 
 
 def test_a_mask_met_in_inference_serves_training() -> None:
-    block_sparse._remembered.cache_clear()
+    block_sparse._remembered.kept.clear()
     q, k, v = tensors(500)
     primal = Primal(training_set=Sparse(Window(30)))
     with torch.inference_mode():

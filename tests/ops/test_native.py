@@ -28,12 +28,14 @@ from primaldual.dual import GroupHeadsByScale, beta_of
 from primaldual.kernels import launching
 from primaldual.kernels.cudnn import attention as cudnn_attention
 from primaldual.kernels.cudnn import beside as parallel
+from primaldual.kernels.kept import Kept
 from primaldual.kernels.native import layers as compiled
 from primaldual.kernels.native import library as native
 from primaldual.kernels.native import packing
 from primaldual.kernels.native import replay as recipe
 from primaldual.kernels.projection import grouped, recentred, unpooled
 from primaldual.kernels.projection import launching as nn_launching
+from primaldual.kernels.ragged import layout as layouts
 from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
 from support.ragged import adding_up, sweeping
@@ -263,7 +265,7 @@ def interpreter(library: Any, driver: Callable[[Launched], None], monkeypatch: p
     layers = nn_launching._kernels()
     of_layers = SimpleNamespace(**{name: Interpreted(getattr(layers, name)) for name in LAYER_KERNELS})
     monkeypatch.setattr(nn_launching, "_kernels", lambda: of_layers)
-    monkeypatch.setattr(launching, "_ready", {})
+    monkeypatch.setattr(launching, "_ready", Kept(1024))
     driver(Interpreted.launched)
     return library
 
@@ -721,7 +723,7 @@ def listening(
         getattr(ragged_work.kernels(), kernel).device_caches.clear()
     for kernel in LAYER_KERNELS:
         getattr(nn_launching._kernels(), kernel).device_caches.clear()
-    monkeypatch.setattr(launching, "_ready", {})
+    monkeypatch.setattr(launching, "_ready", Kept(1024))
     monkeypatch.setattr(launching, "starts_early", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     seen: list[tuple[Any, ...]] = []
@@ -773,7 +775,7 @@ def test_what_triton_hands_the_driver(
 def _layout(name: str, q: Any, k: Any, v: Any) -> tuple[Any, ...]:
     B, _, L, D = q.shape
     pooled = max(SCALES[name]) > 1
-    layout = ragged_tokens.packed(SCALES[name], B, L, D, D) if pooled else ragged_tokens._in_place(k, v)
+    layout = layouts.pooled(SCALES[name], B, L, D, D) if pooled else layouts.of_tokens(k, v)
     return layout, B, L, D, q.dtype, name == "causal", q.device
 
 

@@ -20,7 +20,8 @@ from primaldual.kernels.ragged import passes
 from primaldual.kernels.ragged import points as ragged_points
 from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
-from primaldual.ops import UnsupportedError, plan, ragged
+from primaldual.kernels.ragged.layout import HeadLayout
+from primaldual.ops import UnsupportedError, plan
 from primaldual.primal import Exponential, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
 from support.interpreter import HOPPER, ON_CPU, child_process, on_cpu
@@ -203,7 +204,7 @@ def test_as_many_launches_as_the_plan_counts(name: str, length: int) -> None:
 def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
     q, k, v = tensors((3, 4, 8, 8), heads=1)
     bias = torch.full((1, 1, 4), -torch.inf)
-    layout = [ragged_work.Layout(0, 4, 1, 0, 32, 8, 0, 32, 8)]
+    layout = [HeadLayout(0, 4, 1, 0, 32, 8, 0, 32, 8)]
     out, lse = ragged_points.attend_points(q, k.flatten(), v.flatten(), layout, 8, bias=bias)
     assert (lse == -torch.inf).all()
     assert not out.any()
@@ -335,7 +336,7 @@ def test_where_blocks_add_to_dq(monkeypatch) -> None:
     monkeypatch.setattr(ragged_work, "tiles", lambda *of: tiles(*of)._replace(adding=(64, 128, 8, 2, 0)))
 
     def parts(points: int, dim: int, dtype=torch.bfloat16, causal: bool = False, batch: int = 3) -> tuple[int, int]:
-        layout = ragged_work.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
+        layout = (HeadLayout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim),)
         work = ragged_work.work.__wrapped__(layout, batch, 200, dim, dtype, causal, torch.device("cpu"))
         return work.back.parts, work.exact.parts
 
@@ -363,7 +364,7 @@ def test_sums_have_one_order_where_torch_is_told_so() -> None:
 @on_cpu
 def test_many_long_heads_are_swept() -> None:
     def parts(batch: int, points: int, dim: int, is_causal: bool = False) -> int:
-        layout = ragged_work.Layout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim)
+        layout = (HeadLayout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim),)
         device = torch.device("cpu")
         return ragged_work.work(layout, batch, 200, dim, torch.bfloat16, is_causal, device).exact.parts
 
@@ -566,7 +567,7 @@ def test_a_cpu_is_refused_by_name_and_passed_over_by_auto() -> None:
 @on_cpu
 def test_where_triton_is_not_installed(monkeypatch) -> None:
     monkeypatch.setattr(launching, "_TRITON", False)
-    monkeypatch.setattr(ragged, "interpreted", lambda: True)  # a device that could
+    monkeypatch.setattr(launching, "on_cpu", lambda: True)  # a device that could
     with pytest.raises(UnsupportedError, match=r"Triton is not installed; impl='sdpa' can"):
         attention(q, q, q, "bn+sh", impl="ragged")
     assert plan(q, q, q, "bn+sh").impl == "sdpa"

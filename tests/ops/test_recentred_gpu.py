@@ -82,7 +82,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
 
 def test_what_is_left_to_others() -> None:
     hidden = torch.zeros(2, 128, dtype=torch.bool, device="cuda")
-    plain, half_a_block = tensors(128, False), tensors(192, False)  # see `cudnn.half_empty`
+    plain, half_a_block = tensors(128, False), tensors(192, False)  # see `cudnn.wrong_gradients`
     for qkv, primal, masks, reason in (
         (half_a_block, "bn", {}, "192 keys"),
         (plain, "bn", {"key_padding_mask": hidden}, "masks"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from primaldual import Primal, attention
 from primaldual.dual import GroupHeadsByScale
 from primaldual.kernels import launching
+from primaldual.kernels.kept import Kept
 from primaldual.kernels.ragged import work as ragged_work
 from primaldual.ops import ragged, reference
 from primaldual.ops.problem import Problem
@@ -174,24 +175,24 @@ def adding_up(*adding: int) -> Iterator[list[str]]:
         names.append(str(key[0]))
         launch(key, *others, **more)
 
-    ragged_work.work.cache_clear()
+    ragged_work.work.kept.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged_work, "tiles", lambda *of: tiles(*of)._replace(adding=adding))
         patch.setattr(ragged_work, "_FILL", float("inf"))
-        patch.setattr(launching, "_ready", {})
+        patch.setattr(launching, "_ready", Kept(1024))
         patch.setattr(launching, "launch", note)
         yield names
-    ragged_work.work.cache_clear()
+    ragged_work.work.kept.clear()
 
 
 @contextmanager
 def sweeping() -> Iterator[None]:
     """Inside, the backward pass goes over whole heads in one sweep, however few there are."""
     tiles = ragged_work.tiles
-    ragged_work.work.cache_clear()
+    ragged_work.work.kept.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged_work, "tiles", lambda *of: tiles(*of)._replace(adding=()))
         patch.setattr(ragged_work, "_FILL", 0)
-        patch.setattr(launching, "_ready", {})
+        patch.setattr(launching, "_ready", Kept(1024))
         yield
-    ragged_work.work.cache_clear()
+    ragged_work.work.kept.clear()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .kept import Kept
 from .native.notes import Launch, Ready, notes
 
 _TRITON = find_spec("triton") is not None  # looked up once, and where no compiler traces it
@@ -19,6 +20,9 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What the kernels take."""
+
+MULTIPROCESSORS = 132
+"""Of a large GPU, an H200: among so many the work of a launch is divided."""
 
 
 def without_triton() -> str | None:
@@ -29,9 +33,26 @@ def interpreted() -> bool:
     return _TRITON and _INTERPRETED
 
 
+def on_cpu() -> bool:
+    """Whether the kernels take tensors of the CPU: those that the interpreter runs do."""
+    return interpreted()
+
+
 def launches(x: Tensor) -> bool:
     """Whether the kernels take this tensor."""
-    return x.dtype in DTYPES and without_triton() is None and (x.is_cuda or interpreted())
+    return x.dtype in DTYPES and without_triton() is None and (x.is_cuda or on_cpu())
+
+
+def refusal_of_dtype(dtype: torch.dtype) -> str | None:
+    """Why the kernels do not take tensors of this dtype; None where they do. To follow the kernel's name."""
+    return None if dtype in DTYPES else f"takes {', '.join(str(d)[6:] for d in DTYPES)}, not {str(dtype)[6:]}"
+
+
+def refusal_of_device(device: torch.device) -> str | None:
+    """Why the kernels do not run on this device; None where they do. To follow the kernel's name."""
+    if device.type != "cuda" and not on_cpu():
+        return f"runs on a CUDA device, not on {device.type}"
+    return "cannot be compiled: Triton is not installed" if without_triton() else None
 
 
 def captured(x: Tensor) -> bool:
@@ -65,11 +86,19 @@ def traced() -> bool:
     )
 
 
-_ready: dict[tuple[object, ...], Ready] = {}
+_ready: Kept[Ready] = Kept(8192)
+"""Compiled kernels by kind of call, with the tables that they read: about a thousand shapes have so many."""
+
+
+def _stream(x: Tensor | None) -> int | None:
+    """Torch's current stream, 0 for the default one, which no graph captures; None where there is no GPU."""
+    if x is None or not x.is_cuda:
+        return None
+    return torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
 
 
 def launch(
-    key: tuple[object, ...],
+    key: tuple[Hashable, ...],
     tensors: tuple[Tensor | None, ...],
     prepare: Callable[[], tuple[Any, tuple[int, int, int], tuple[object, ...], dict[str, int]]],
     early: bool = True,
@@ -83,7 +112,10 @@ def launch(
     ready = _ready.get(key)
     steps = notes()
     if ready is not None and steps is None:
-        ready.run(*tensors, *ready.rest)
+        stream = _stream(tensors[0])
+        if stream and torch.cuda.is_current_stream_capturing():
+            _ready.pin(key, ready)
+        ready.run(*tensors, *ready.rest, stream=stream)
         return
     if ready is None:
         kernel, grid, rest, options = prepare()
@@ -97,7 +129,9 @@ def launch(
             compiled = kernel.warmup(*tensors, *rest, grid=grid, **options)
         if compiled is None:  # the interpreter gives nothing back
             return
-        ready = _ready[key] = Ready(compiled[grid], rest, compiled, grid)
+        ready = Ready(compiled[grid], rest, compiled, grid)
+        stream = _stream(tensors[0])
+        _ready.add(key, ready, bool(stream) and torch.cuda.is_current_stream_capturing())
     if steps is not None:
         steps.append(Launch(str(key[0]), tensors, ready))
 
@@ -140,6 +174,14 @@ def eights(*tensors: Tensor) -> bool:
 def in_rows(x: Tensor) -> Tensor:
     """The tensor itself where its last dimension is contiguous, as the kernels need it."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def empty_like_heads(x: Tensor, dim: int) -> Tensor:
+    """Uninitialised [B, H, N, dim]; heads stand inside the tokens where they do in x, and merging them is no copy."""
+    B, H, N, _ = x.shape
+    if x.stride(1) < x.stride(2):
+        return x.new_empty(B, N, H, dim).transpose(1, 2)
+    return x.new_empty(B, H, N, dim)
 
 
 def power_of_2(n: int) -> int:

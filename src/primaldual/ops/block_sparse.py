@@ -7,7 +7,7 @@ kept) and is remembered; what padding hides is a bias on the scores, so no mask 
 from __future__ import annotations
 
 import math
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from ..dual import GroupHeadsByScale, KeepPattern, Rewrite, form_of
 from ..dual.form import pieces_of, pooling_of
+from ..kernels.kept import on_device
 from ..primal import Sparse
 from ..primal.patterns import Band, Block, Piece, Residues, Summary
 from . import gathered, sdpa
@@ -226,10 +227,9 @@ def _block_mask(span: Span | None, rows: int, columns: int, device: torch.device
     return _remembered(span, rows, columns, device)
 
 
-@lru_cache(maxsize=64)
+@on_device(most=64, from_host=False)
 def _remembered(span: Span, rows: int, columns: int, device: torch.device) -> Any:
-    with torch.inference_mode(False):  # a mask first met in inference serves training later
-        return build_block_mask(span, rows, columns, device)
+    return build_block_mask(span, rows, columns, device)
 
 
 def build_block_mask(span: Span, rows: int, columns: int, device: torch.device) -> Any:

@@ -312,7 +312,7 @@ def _sdpa(work: Work) -> _Count:
     fit = work.device.fits[name]
     spent = keys
     if work.backward and work.device.host and work.dtype.itemsize == 2 and not masked:
-        odd = sum(heads * points for _, heads, points in work.groups if cudnn.half_empty(points))
+        odd = sum(heads * points for _, heads, points in work.groups if cudnn.wrong_gradients(points))
         spent += (WITHOUT_CUDNN - 1.0) * odd
     busy = _attention(work, spent, fit.row, fit.narrowest)
     parts, beside = groups if groups > 1 else 0, 3.0 * work.maps * _pass(work)

@@ -19,7 +19,7 @@ from torch.nn.functional import dropout, pad
 
 from ..dual import GroupHeadsByScale, Reassociate, Rewrite, form_of
 from ..dual.form import is_affine
-from ..kernels.launching import interpreted, without_triton
+from ..kernels.linear import limits
 from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
 from .pooling import Pool, causal_pool, fit_length, pool
 from .problem import Problem, accumulated
@@ -124,7 +124,7 @@ def _causal(p: Problem) -> Tensor:
 def _has_kernel(p: Problem) -> bool:
     """Whether the kernels of `kernels.linear` compute this."""
     features, projection = p.primal.features, p.parameters.get("projection")
-    if without_triton() or not (p.q.is_cuda or interpreted()) or type(p.primal.normalizer) is not KernelSum:
+    if type(p.primal.normalizer) is not KernelSum:
         return False
     if type(features) not in (EluPlusOne, RandomFeatures) or (projection is not None and projection.requires_grad):
         return False
@@ -132,12 +132,8 @@ def _has_kernel(p: Problem) -> bool:
         return False
     if p.relative_scale != 1.0:
         return False
-    dims = p.q.shape[-1], p.v.shape[-1]
-    if p.q.is_cuda and p.q.dtype != torch.float32 and any(dim % 8 for dim in dims):
-        return False  # rows of no whole 16 bytes: right in the interpreter, not yet seen right on a GPU
-    from ..kernels.linear.attention import takes
-
-    return takes(p.q.dtype, p.is_causal, dims[0], features.dim(dims[0]), dims[1])
+    dim, value_dim = p.q.shape[-1], p.v.shape[-1]
+    return limits.refusal(p.q.dtype, p.q.device, p.is_causal, dim, features.dim(dim), value_dim) is None
 
 
 def _fused(p: Problem, points: Pool) -> Tensor:

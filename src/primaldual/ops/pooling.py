@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..dual.form import form_of, pooling_of
+from ..kernels.kept import on_device
 from ..primal import Pooled, Sparse
 from ..primal.features import Parameters
 from ..primal.inputs import grid_of
@@ -126,25 +127,18 @@ REMEMBERED = 1 << 22
 
 def visible(p: Problem, first: int | None = None) -> Tensor | None:
     """`Problem.visible`. On a GPU small ones are remembered."""
-    training_set = p.primal.training_set
-    place = (p.scale, p.q.shape[2], p.k.shape[2], p.q.device, p.query_offset, first)
-    if (
-        not (p.q.is_cuda and type(training_set) is Sparse) or torch.compiler.is_compiling()
-        or p.q.shape[2] * p.k.shape[2] > REMEMBERED
-    ):  # fmt: skip
+    training_set, end = p.primal.training_set, p.query_offset + p.q.shape[2]
+    if not (p.q.is_cuda and type(training_set) is Sparse) or torch.compiler.is_compiling():
         return p.visible(first)
-    found = _visible.get((training_set, *place))
-    if found is None:
-        with torch.inference_mode(False):  # one first met in inference serves training later
-            found = p.visible(first)
-        if found is not None and not torch.cuda.is_current_stream_capturing():  # a graph's memory is its own
-            if len(_visible) >= 64:
-                _visible.clear()
-            _visible[training_set, *place] = found
-    return found
+    if end * p.k.shape[2] > REMEMBERED:
+        return p.visible(first)
+    shown = _kept_visible(training_set, p.scale, end, p.k.shape[2], p.q.device)
+    return shown if shown is None else shown[p.query_offset if first is None else first :]
 
 
-_visible: dict[tuple[object, ...], Tensor] = {}
+@on_device(most=64, from_host=False)
+def _kept_visible(sparse: Sparse, scale: int, queries: int, tokens: int, device: torch.device) -> Tensor | None:
+    return sparse.visible(scale, queries, tokens, device)
 
 
 def fit_length(x: Tensor, length: int) -> Tensor:

@@ -8,7 +8,6 @@ padded sequences do that for all heads at once (`kernels.ragged.padded`), the re
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,15 +16,17 @@ from torch import Tensor
 
 from ..dual import GroupHeadsByScale, Rewrite, beta_of, form_of
 from ..dual.form import pooling_of
-from ..kernels.launching import DTYPES, interpreted, seed_of, without_triton
+from ..kernels.kept import on_device
+from ..kernels.launching import seed_of
 from ..kernels.launching import traced as traced
+from ..kernels.ragged import layout as layouts
+from ..kernels.ragged import limits
 from ..kernels.ragged import marks as ragged_marks
+from ..kernels.ragged.layout import HeadLayout
 from ..kernels.ragged.marks import marks
-from ..kernels.ragged.padded import Line, in_line, keep_padded, pool_padded
+from ..kernels.ragged.padded import Flat, flat, keep_padded, pool_padded
 from ..kernels.ragged.points import attend_points
 from ..kernels.ragged.tokens import attend_tokens, known
-from ..kernels.ragged.tokens import packed as packed
-from ..kernels.ragged.work import MAX_HEAD_DIM, Layout
 from ..primal import Sparse, TrainingSet
 from . import sdpa
 from .problem import Problem, in_order, with_usual_scale
@@ -51,15 +52,6 @@ def refusal(problem: Problem) -> str | None:
                 return reason
     if problem.is_causal and problem.query_offset:
         return "the ragged kernel takes the first query for the first token"
-    if problem.q.dtype not in DTYPES:
-        return f"the ragged kernel takes {', '.join(str(d)[6:] for d in DTYPES)}, not {str(problem.q.dtype)[6:]}"
-    widest = max(problem.q.shape[-1], problem.v.shape[-1])
-    if widest > MAX_HEAD_DIM:
-        return f"the ragged kernel takes head dimensions up to {MAX_HEAD_DIM}, not {widest}"
-    if problem.q.is_cuda and (problem.q.shape[-1] % 8 or problem.v.shape[-1] % 8):
-        return (
-            f"the ragged kernel takes multiples of 8, not head dimensions {problem.q.shape[-1]}, {problem.v.shape[-1]}"
-        )
     pooled = pooling_of(training_set)
     learned = pooled is not None and pooled.how == "conv" and max(problem.scales) > 1  # the bias is pooled with it
     if problem.key_bias is not None and (problem.key_bias.requires_grad or learned):
@@ -68,15 +60,15 @@ def refusal(problem: Problem) -> str | None:
         return "the ragged kernel has no causal form with unpooled prefix tokens"
     if problem.is_causal and any(map_.needs == "variance" for map_ in problem.primal.point_maps):
         return "1/σ² over the few keys that the first queries see magnifies what does not cancel in the ragged kernel"
-    if problem.q.device.type != "cuda" and not interpreted():
-        return f"the ragged kernel runs on a CUDA device, not on {problem.q.device.type}"
+    if reason := limits.refusal(problem.q.dtype, problem.q.device, problem.q.shape[-1], problem.v.shape[-1]):
+        return f"the ragged kernel {reason}"
     if _capturing(problem) and not ragged_marks.known(*_marked(problem)):
         return "the marks of its pattern are not on the device; run it once on a side stream before the capture"
     if _capturing(problem) and (_plain(problem) or (_padded(problem) and max(problem.scales) > 1)):
         p = problem
         if not known(p.q, p.k, p.v, p.scales, p.is_causal, _plain(p)):
             return "its tables are not on the device; run it once on a side stream before the capture"
-    return without_triton()
+    return None
 
 
 def _capturing(p: Problem) -> bool:
@@ -126,8 +118,18 @@ def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
     if p.dropout_p or not _plain(p) or type(p.primal.training_set) is Sparse or p.relative_scale != 1.0:
         return None
-    beta, scales, is_causal = _beta(p), p.scales, p.is_causal
-    return lambda q, k, v: attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
+    scales, is_causal = p.scales, p.is_causal
+    if not p.primal.point_maps:
+        return lambda q, k, v: attend_tokens(q, k, v, None, scales, is_causal, 0.0, None)
+    number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    if per_head is not None:
+        return None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        beta = _kept_constant(number, q.shape[1], q.device)  # looked up each time: a graph may be captured now
+        return attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
+
+    return attend
 
 
 def _tokens(p: Problem, seed: Tensor | None) -> Tensor:
@@ -141,7 +143,7 @@ def _windows(p: Problem, seed: Tensor | None) -> Tensor:
         if max(p.scales) == 1:
             points = keep_padded(p.k, p.v, hidden, beta is not None)
         else:
-            layout = packed(p.scales, p.k.shape[0], p.k.shape[2], p.k.shape[3], p.v.shape[3])
+            layout = layouts.pooled(p.scales, p.k.shape[0], p.k.shape[2], p.k.shape[3], p.v.shape[3])
             points = pool_padded(p.k, p.v, hidden, p.scales, layout, beta is not None)
         shift = None if points.mean is None or beta is None else points.mean * beta[:, None]
     return attend_points(
@@ -157,13 +159,15 @@ def _beta(p: Problem) -> Tensor | None:
     number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
     if per_head is not None:
         return per_head.float().contiguous()
-    constant = _constant.__wrapped__ if torch.compiler.is_compiling() else _constant
-    return constant(number, p.q.shape[1], p.q.device)
+    make = _constant if torch.compiler.is_compiling() else _kept_constant
+    return make(number, p.q.shape[1], p.q.device)
 
 
-@functools.lru_cache(maxsize=64)
 def _constant(value: float, size: int, device: torch.device) -> Tensor:
     return torch.full((size,), value, device=device)
+
+
+_kept_constant = on_device(most=256, from_host=False)(_constant)
 
 
 def _points(p: Problem, seed: Tensor | None) -> Tensor:
@@ -183,12 +187,12 @@ def _points(p: Problem, seed: Tensor | None) -> Tensor:
         bias = in_order([_rectangle(piece.bias, piece.keys, longest) for piece in pieces], heads_of)
         if own_k is not None:
             own_bias = in_order([_rectangle(piece.own_bias, piece.q, p.q.shape[2]) for piece in pieces], heads_of)
-    keys, values = ([in_line(x) for x in side] for side in zip(*((x.keys, x.values) for x in pieces), strict=True))
+    keys, values = ([flat(x) for x in side] for side in zip(*((x.keys, x.values) for x in pieces), strict=True))
     layout, k_offset, v_offset = [], 0, 0
     for piece, k, v, (scale, heads) in zip(pieces, keys, values, groups, strict=True):
         for place, head in enumerate(heads):
-            at = k_offset + place * k.head, k.batch, k.row, v_offset + place * v.head, v.batch, v.row
-            layout.append(Layout(head, piece.keys.shape[2], scale, *at))
+            at = *k.place(place, k_offset), *v.place(place, v_offset)
+            layout.append(HeadLayout(head, piece.keys.shape[2], scale, *at))
         k_offset, v_offset = k_offset + k.flat.numel(), v_offset + v.flat.numel()
     return attend_points(
         q, _join(keys), _join(values), layout, p.v.shape[-1], bias=bias, own=(own_k, own_v, own_bias),
@@ -256,5 +260,5 @@ def _rectangle(bias: Tensor | None, like: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(bias, (0, width - bias.shape[-1]))
 
 
-def _join(parts: list[Line]) -> Tensor:
+def _join(parts: list[Flat]) -> Tensor:
     return parts[0].flat if len(parts) == 1 else torch.cat([part.flat for part in parts])

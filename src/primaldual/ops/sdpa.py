@@ -267,12 +267,10 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
     torch keeps its plan by the strides of q, k and v, although the plan holds those of the gradient too: of two calls
     that differ in them alone, the second would read memory that is not its own. So the gradient is made to come in as
-    the output lies in memory. And some lengths are left to others (`cudnn.half_empty`), as are small heads with
-    dropout, for speed: cuDNN's random numbers cost more than the attention there.
+    the output lies in memory. And some calls are left to others (`cudnn.left_to_others`).
     """
-    trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    slow = q.shape[-1] <= 16 and options.get("dropout_p", 0.0) > 0 and options.get("attn_mask") is None
-    others = trains and q.is_cuda and q.dtype.itemsize == 2 and (slow or cudnn.half_empty(k.shape[2]))
+    masked, dropout_p = options.get("attn_mask") is not None, options.get("dropout_p", 0.0)
+    others = cudnn.left_to_others(q, k, v, masked, dropout_p)
     with sdpa_kernel(_NOT_CUDNN) if others else nullcontext():
         out = scaled_dot_product_attention(q, k, v, **options)
     if (

@@ -15,11 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from primaldual.kernels import launching
-from primaldual.kernels.encoder import division
-from primaldual.kernels.projection import launching as nn_launching
-from primaldual.kernels.projection import output as nn_output
+from primaldual.kernels.kept import Kept
 from primaldual.kernels.ragged import launch as ragged_launch
-from primaldual.ops import linear, ragged
 
 from .machine import Program
 from .order import Trace
@@ -79,11 +76,10 @@ def hopper(tf32: bool = False, edit: Callable[[str], str] = str) -> Iterator[Dri
     """Inside, tensors on the CPU are taken by kernels as they are compiled for Hopper; or as they are after an edit."""
     there, before = Driver(edit), driver._active
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launching, "_ready", {})
+        patch.setattr(launching, "_ready", Kept(1024))
         patch.setattr(launching, "starts_early", lambda device: True)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
-        for module in (ragged, linear, nn_launching, nn_output, division):
-            patch.setattr(module, "interpreted", lambda: True)
+        patch.setattr(launching, "on_cpu", lambda: True)
         if tf32:
             patch.setattr(ragged_launch, "precision", lambda q: "tf32")
         driver.set_active(there)

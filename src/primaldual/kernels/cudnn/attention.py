@@ -13,13 +13,26 @@ STRIDED = torch.__version__.startswith("2.11.")
 """Whether cuDNN is given log-sum-exps as they lie: seen to be right with this torch, and others get copies."""
 
 
-def half_empty(keys: int) -> bool:
+def wrong_gradients(keys: int) -> bool:
     """Whether cuDNN gives NaN for the gradients of queries whose scores are all below −88.
 
     It takes 128 keys at a time, and hides what is beyond the last one unless this many are exactly half a block: there
     the weights of keys that do not exist, e^(0 − lse), overflow.
     """
     return keys % 128 == 64
+
+
+SMALL_HEAD = 16
+"""Heads no wider than this are computed in less time than cuDNN draws the random numbers of their dropout."""
+
+
+def left_to_others(q: Tensor, k: Tensor, v: Tensor, masked: bool, dropout_p: float) -> bool:
+    """Whether torch must not give cuDNN these tensors: its gradients would be wrong, or slower than those of others."""
+    if not (q.is_cuda and q.dtype.itemsize == 2 and torch.is_grad_enabled()):
+        return False
+    if not (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    return wrong_gradients(k.shape[2]) or (dropout_p > 0 and not masked and q.shape[-1] <= SMALL_HEAD)
 
 
 def usable(q: Tensor, k: Tensor, v: Tensor) -> bool:

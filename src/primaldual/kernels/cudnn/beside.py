@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ...dual import GroupHeadsByScale
 from ..derivatives import differentiated_once
-from ..launching import in_rows
-from ..ragged.launch import Call, backward, forward, output
+from ..launching import empty_like_heads, in_rows
+from ..ragged.launch import Call, backward, forward
+from ..ragged.layout import HeadLayout, Layout
 from ..ragged.passes import Shift, place, place_three, pool, sum_rows
-from ..ragged.work import Layout
 from ..streams import Fork
 from . import attention as cudnn
 from .attention import by_cudnn, like_output
@@ -37,7 +37,7 @@ NARROW = 32
 
 def long(queries: int, points: int, dim: int) -> bool:
     """Whether a head goes back through cuDNN's kernels."""
-    return queries >= QUERIES and points >= POINTS and dim > NARROW and not cudnn.half_empty(points)
+    return queries >= QUERIES and points >= POINTS and dim > NARROW and not cudnn.wrong_gradients(points)
 
 
 class Queries(NamedTuple):
@@ -54,7 +54,7 @@ class Queries(NamedTuple):
 
 
 def attend(
-    packed: Tensor, queries: Queries, shift: Tensor | None, layout: tuple[int, ...], cudnn: bool,
+    packed: Tensor, queries: Queries, shift: Tensor | None, layout: Layout, cudnn: bool,
     dropout_p: float = 0.0, seed: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Heads whose queries, keys and values are given in one flat buffer; long ones go back through `cudnn`.
@@ -70,64 +70,63 @@ class Part(NamedTuple):
     """Heads side by side that go back together: over as many points each through cuDNN's kernels, or through ours."""
 
     heads: slice
-    layout: tuple[int, ...]  # rows of `Layout`, heads counted from the first one here
+    layout: Layout  # heads counted from the first one here
     cudnn: bool
 
     @property
     def points(self) -> int:
         """Of the first head."""
-        return self.layout[1]
+        return self.layout[0].points
 
     @property
     def window(self) -> int:
         """Of the first head."""
-        return self.layout[2]
+        return self.layout[0].window
 
 
-def divide(layout: tuple[int, ...], queries: int, dim: int) -> tuple[Part, ...]:
+def divide(layout: Layout, queries: int, dim: int) -> tuple[Part, ...]:
     """The parts of a layout whose heads stand in order, longest first."""
-    return _divide(layout, tuple(long(queries, points, dim) for points in layout[1::9]))
+    return _divide(layout, tuple(long(queries, head.points, dim) for head in layout))
 
 
 @functools.lru_cache(maxsize=256)
-def _divide(layout: tuple[int, ...], cudnn: tuple[bool, ...]) -> tuple[Part, ...]:
-    rows = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
+def _divide(layout: Layout, cudnn: tuple[bool, ...]) -> tuple[Part, ...]:
     parts = []
-    for key, group in groupby(rows, lambda row: (cudnn[row.head], cudnn[row.head] and row.window)):
+    for key, group in groupby(layout, lambda entry: (cudnn[entry.head], cudnn[entry.head] and entry.window)):
         heads = list(group)
         first = heads[0].head
-        numbers = tuple(number for row in heads for number in row._replace(head=row.head - first))
-        parts.append(Part(slice(first, first + len(heads)), numbers, key[0]))
+        mine = tuple(entry._replace(head=entry.head - first) for entry in heads)
+        parts.append(Part(slice(first, first + len(heads)), mine, key[0]))
     return tuple(parts)
 
 
 @functools.lru_cache(maxsize=256)
 def _layout(
     scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim: int, apart: bool
-) -> tuple[int, ...]:  # fmt: skip
+) -> Layout:  # fmt: skip
     """Points of each scale, [batch, heads, points, dim], one scale after the other.
 
     Where those with windows of one token are `apart`, they have no place: they are given the tokens themselves.
     """
-    numbers: list[int] = []
-    before = 0
+    entries, before = [], 0
     for scale, heads in GroupHeadsByScale.groups(scales):
         points = tokens // scale
         size = len(heads) * points
         for n, head in enumerate(heads):
             at = batch * before + n * points
-            numbers += [head, points, scale, at * dim, size * dim, dim, at * value_dim, size * value_dim, value_dim]
+            of_keys, of_values = (at * dim, size * dim, dim), (at * value_dim, size * value_dim, value_dim)
+            entries.append(HeadLayout(head, points, scale, *of_keys, *of_values))
         before += 0 if apart and scale == 1 else size
-    return tuple(numbers)
+    return tuple(entries)
 
 
 def _heads_of(flat: Tensor, part: Part, batch: int, dim: int, values: bool) -> Tensor:
     """Keys or values [batch, heads, points, dim] of a part, a view of the flat buffer that they lie in."""
-    at = 6 if values else 3
-    offsets, (of_batch, of_row) = part.layout[at::9], part.layout[at + 1 : at + 3]
-    of_head = offsets[1] - offsets[0] if len(offsets) > 1 else dim
-    size, strides = (batch, len(offsets), part.points, dim), (of_batch, of_head, of_row, 1)
-    return flat.as_strided(size, strides, flat.storage_offset() + offsets[0])
+    places = [entry[6:] if values else entry[3:6] for entry in part.layout]
+    first, of_batch, of_row = places[0]
+    of_head = places[1][0] - first if len(places) > 1 else dim
+    size, strides = (batch, len(places), part.points, dim), (of_batch, of_head, of_row, 1)
+    return flat.as_strided(size, strides, flat.storage_offset() + first)
 
 
 def _forked(parts: tuple[Part, ...], q: Tensor) -> Fork:
@@ -151,8 +150,8 @@ class Tokens(torch.autograd.Function):
         factor /= S
         sums = sum_rows(k) if factor else None
         shift = None if sums is None else Shift(sums, factor, beta)
-        out = output(q, v.shape[-1])
-        shifted = None if shift is None else output(q, D)
+        out = empty_like_heads(q, v.shape[-1])
+        shifted = None if shift is None else empty_like_heads(q, D)
         keys, values, _ = pool(k, v, layout, False, apart)
         call = Call(layout, shift, tokens=(k, v) if apart else (None, None))
         _, lse = forward(q, keys, values, v.shape[-1], call, shifted, out)
@@ -165,7 +164,11 @@ class Tokens(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, beta, keys, values, sums = ctx.saved_tensors
         grad = like_output(grad, out)
-        dq, dk, dv = output(out, q.shape[-1]), output(k, k.shape[-1]), output(v, v.shape[-1])
+        dq, dk, dv = (
+            empty_like_heads(out, q.shape[-1]),
+            empty_like_heads(k, k.shape[-1]),
+            empty_like_heads(v, v.shape[-1]),
+        )
         found = []
         parts, factor = ctx.settings
         fork = _forked(parts, q)
@@ -231,7 +234,7 @@ class _Points(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, packed: Tensor, shift: Tensor | None, queries: Queries, layout: tuple[int, ...],
+        ctx: Any, packed: Tensor, shift: Tensor | None, queries: Queries, layout: Layout,
         parts: tuple[Part, ...], dropout_p: float, seed: Tensor | None,
     ) -> Tensor:  # fmt: skip
         call = Call(layout, Shift.of(shift), dropout_p=dropout_p, seed=seed)

@@ -7,10 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..launching import interpreted, power_of_2, without_triton
-
-MULTIPROCESSORS = 132
-"""Of a large GPU. A pass has as many programs as they hold at once: more would wait, and run when others idle."""
+from .. import launching
+from ..launching import MULTIPROCESSORS, power_of_2
 
 TILE, STAGES = 2048, 4
 """Elements of a tile, and tiles that a program has at hand: all but one are on their way."""
@@ -18,9 +16,7 @@ TILE, STAGES = 2048, 4
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are kernels for this device and dtype."""
-    if without_triton() or dtype == torch.float64:
-        return False
-    return device.type == "cuda" or interpreted()
+    return dtype != torch.float64 and launching.refusal_of_device(device) is None
 
 
 class Division(NamedTuple):
@@ -48,7 +44,7 @@ class Division(NamedTuple):
 
 
 def divided(x: Tensor, each: int, whole_rows: bool = False) -> Division:
-    """For a kernel of which a multiprocessor holds `each` programs."""
+    """For a kernel of which a multiprocessor holds `each` programs: more would wait, and run when others idle."""
     members, rows, width = x.shape
     columns = power_of_2(width) if whole_rows else columns_of(width)
     tile = max(1, TILE // columns)

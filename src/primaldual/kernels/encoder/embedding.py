@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..derivatives import differentiated_once
-from ..launching import power_of_2
-from .division import MULTIPROCESSORS, STAGES, columns_of
+from ..launching import MULTIPROCESSORS, power_of_2
+from .division import STAGES, columns_of
 from .dropout import Dropout, drop_arguments
 
 

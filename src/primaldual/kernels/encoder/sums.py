@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..launching import power_of_2
-from .division import MULTIPROCESSORS, divided
+from ..launching import MULTIPROCESSORS, power_of_2
+from .division import divided
 
 
 def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:

@@ -15,15 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..derivatives import differentiated_once
-from ..launching import block_of
+from ..launching import MULTIPROCESSORS, block_of, empty_like_heads
 from . import causal_kernels, kernels
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MAX_DIM = 128
-"""The largest of D, D_φ and D_v, in causal float32 half of it: a state lives in registers."""
-
-PROGRAMS = 4 * 132
-"""Programs over all heads and spans of rows, where the sequence is long enough: four to each processor of an H200."""
+PROGRAMS = 4 * MULTIPROCESSORS
+"""Programs over all heads and spans of rows, where the sequence is long enough: four to each multiprocessor."""
 TILE = 128
 """The rows of a program are a multiple of this, and this is one of the rows that any kernel takes at once."""
 
@@ -47,12 +43,6 @@ def launch(kernel: str, dtype: torch.dtype, widest: int) -> Launch:
     if widest <= 64:
         return Launch(64, 4, 3 if kernel in ("sum_keys", "attend_queries") else 2)
     return Launch(32 if "query_gradients" in kernel or kernel == "causal_key_gradients" else 64, 8, 2)
-
-
-def takes(dtype: torch.dtype, is_causal: bool, *dims: int) -> bool:
-    """Whether the kernels compute at this dtype, with these D, D_φ and D_v."""
-    largest = MAX_DIM // 2 if is_causal and dtype == torch.float32 else MAX_DIM
-    return dtype in DTYPES and all(1 <= dim <= largest for dim in dims)
 
 
 @torch.library.custom_op("primaldual::linear_attention", mutates_args=())
@@ -230,26 +220,18 @@ def _outputs(q: Tensor, v: Tensor, omega: Tensor | None, is_causal: bool) -> tup
     """Uninitialised outputs of `linear_attention`."""
     F, C = q.shape[3] if omega is None else omega.shape[0], v.shape[3]
     segments = (_count(q.shape[2], _span(q, q.shape[2])),) if is_causal else ()
-    return _laid_out_as(q, C), q.new_empty(*q.shape[:2], *segments, F * C + F, dtype=torch.float32)
+    return empty_like_heads(q, C), q.new_empty(*q.shape[:2], *segments, F * C + F, dtype=torch.float32)
 
 
 def _gradients(
     q: Tensor, k: Tensor, v: Tensor, shift: Tensor | None, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Uninitialised outputs of `linear_attention_backward`."""
-    grad_q, grad_k, grad_v = (_laid_out_as(x, x.shape[3]) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (empty_like_heads(x, x.shape[3]) for x in (q, k, v))
     grad_shift, grad_scale, grad_weight = (
         q.new_empty((0,) if x is None else x.shape, dtype=torch.float32) for x in (shift, shift, weight)
     )
     return grad_q, grad_k, grad_v, grad_shift, grad_scale, grad_weight
-
-
-def _laid_out_as(x: Tensor, dim: int) -> Tensor:
-    """Uninitialised [B, H, N, dim]; heads stand inside the tokens where they do in x, and merging them is no copy."""
-    B, H, N, _ = x.shape
-    if x.stride(1) < x.stride(2):
-        return x.new_empty(B, N, H, dim).transpose(1, 2)
-    return x.new_empty(B, H, N, dim)
 
 
 def _sizes(kernel: str, q: Tensor, v: Tensor, omega: Tensor | None, *lengths: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def attend_by_cudnn(
 
 
 def _cudnn_takes(tokens: int) -> bool:
-    return torch.backends.cuda.cudnn_sdp_enabled() and not cudnn.half_empty(tokens)
+    return torch.backends.cuda.cudnn_sdp_enabled() and not cudnn.wrong_gradients(tokens)
 
 
 def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) -> recipe.Way:

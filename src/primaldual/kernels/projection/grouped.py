@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from ..derivatives import differentiated_once
+from ..kept import on_device
 from ..launching import power_of_2
 from ..native.notes import gather, product
+from ..ragged.layout import HeadLayout, Layout
 from .launching import forked, launch
 from .recentred import BLOCK, affine, beta_gradient, column_sums, shift_of
 
@@ -87,9 +89,9 @@ class Groups(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def layout(groups: Groups) -> tuple[int, ...]:
-    """Where each head's keys and values are in the flat buffer, longest heads first: rows of `ragged_work.Layout`."""
-    numbers: list[int] = []
+def layout(groups: Groups) -> Layout:
+    """Where each head's keys and values are in the flat buffer, longest heads first."""
+    entries = []
     D, offsets = groups.head_dim, [0, *accumulate(groups.sizes)]
     for number, ((scale, heads), windows) in enumerate(zip(groups.groups, groups.windows, strict=True)):
         part = number + 1 - groups.pooled.start
@@ -97,8 +99,9 @@ def layout(groups: Groups) -> tuple[int, ...]:
         for place, head in enumerate(heads):
             of_keys = first + place * D
             of_values = of_keys + len(heads) * D
-            numbers += [head, windows, scale, of_keys, windows * width, width, of_values, windows * width, width]
-    return tuple(numbers)
+            strides = windows * width, width
+            entries.append(HeadLayout(head, windows, scale, of_keys, *strides, of_values, *strides))
+    return tuple(entries)
 
 
 def project(
@@ -214,7 +217,7 @@ class _Tables(NamedTuple):
     votes: Tensor  # scale and windows of each head
 
 
-@functools.lru_cache(maxsize=64)
+@on_device(most=256)
 def _tables(groups: Groups, device: torch.device) -> _Tables:
     H, D, distinct = groups.heads, groups.head_dim, groups.distinct
     order, pooled, first = list(range(H)), [], 0
@@ -228,8 +231,8 @@ def _tables(groups: Groups, device: torch.device) -> _Tables:
         return torch.tensor(data, dtype=torch.int64, device=device)
 
     rows = (put(order)[:, None] * D + put(range(D))).flatten()
-    heads_at = put(layout(groups)).view(H, 9)[:, [0, 1, 3, 6, 4, 5]]
-    heads_at[:, 2:] //= D
+    in_heads = [(at.k_offset // D, at.v_offset // D, at.k_batch // D, at.k_row // D) for at in layout(groups)]
+    heads_at = put([(at.head, at.points, *place) for at, place in zip(layout(groups), in_heads, strict=True)])
     of_heads = [(scale, -(-groups.tokens // scale)) for scale in groups.scales]
     means = [(distinct.index(s), windows) if s in distinct else (0, groups.windows[-1]) for s, windows in of_heads]
     return _Tables(rows, rows.argsort(), put(pooled), put(means), heads_at, put(of_heads))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from .. import launching
 from ..derivatives import differentiated_once
-from ..launching import captured, interpreted, launches
+from ..launching import captured, launches
 from .launching import forked
 from .recentred import as_linear, column_sums, total
 
@@ -19,7 +20,7 @@ def project(layer: nn.Linear, x: Tensor) -> Tensor:
     ours = (
         type(layer) is nn.Linear
         and not torch.compiler.is_compiling()
-        and launches(x) and (captured(x) or interpreted()) and torch.is_grad_enabled() and x.numel() > 0
+        and launches(x) and (captured(x) or launching.on_cpu()) and torch.is_grad_enabled() and x.numel() > 0
         and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0

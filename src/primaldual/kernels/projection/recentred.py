@@ -8,7 +8,6 @@ the two matrix products of a plain projection give everything.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..derivatives import differentiated_once
+from ..kept import on_device
 from ..launching import in_rows, launches, power_of_2
 from ..native.notes import product
 from ..ragged.passes import dot_sums
@@ -151,7 +151,7 @@ def _mean(
     return mean, mean * (number if beta is None else beta[:, None])
 
 
-@functools.lru_cache(maxsize=64)
+@on_device(most=256)
 def _one_group(heads: int, points: int, device: torch.device) -> Tensor:
     return torch.tensor([(0, points)] * heads, dtype=torch.int64, device=device)
 

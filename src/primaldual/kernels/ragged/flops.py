@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .layout import of_integers
+
 
 def _forward(pairs: int, dim: int, value_dim: int) -> int:
     return 2 * pairs * (dim + value_dim)
@@ -24,9 +26,10 @@ def _of_scales(q: Any, k: Any, scales: Any) -> int:
 
 
 def _of_layout(q: Any, layout: Any, own_k: Any) -> int:
-    """Pairs of queries and points, in rows of `ragged_work.Layout`; and a query's own point, where heads have them."""
-    own = 0 if own_k is None else sum(window > 1 for window in layout[2::9])
-    return int(q[0] * q[2] * (sum(layout[1::9]) + own))
+    """Pairs of queries and points; and a query's own point, where heads have them."""
+    heads = of_integers(layout)
+    own = 0 if own_k is None else sum(head.window > 1 for head in heads)
+    return int(q[0] * q[2] * (sum(head.points for head in heads) + own))
 
 
 def tokens(q: Any, k: Any, v: Any, beta: Any, scales: Any, *_: Any, **__: Any) -> int:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import launching
-from ..launching import block_of, eights, in_rows, kind, options, power_of_2, precision, three
+from ..launching import block_of, eights, empty_like_heads, in_rows, kind, options, power_of_2, precision, three
 from . import work as ragged_work
+from .layout import Layout
 from .passes import Shift, place
 
 _LOG2E = 1.4426950408889634
@@ -19,7 +20,7 @@ _LOG2E = 1.4426950408889634
 class Call(NamedTuple):
     """What the kernels of one call share."""
 
-    layout: tuple[int, ...]
+    layout: Layout
     shift: Shift | None = None  # of the queries
     bias: Tensor | None = None
     own_k: Tensor | None = None
@@ -64,14 +65,6 @@ class Call(NamedTuple):
         )
 
 
-def output(q: Tensor, value_dim: int) -> Tensor:
-    """Empty, [B, H, L, value_dim], with heads side by side in memory where the queries' are: layers want it so."""
-    B, H, L, _ = q.shape
-    if q.stride(1) < q.stride(2):
-        return q.new_empty(B, L, H, value_dim).transpose(1, 2)
-    return q.new_empty(B, H, L, value_dim)
-
-
 def forward(
     q: Tensor, keys: Tensor, values: Tensor, value_dim: int, call: Call, shifted: Tensor | None = None,
     out: Tensor | None = None,
@@ -81,7 +74,7 @@ def forward(
     The queries less their shift, as they were rounded, go to `shifted` [B, H, L, D].
     """
     B, H, L, D = q.shape
-    out = output(q, value_dim) if out is None else out
+    out = empty_like_heads(q, value_dim) if out is None else out
     lse = torch.empty(B, H, L, device=q.device, dtype=torch.float32)
     if out.numel() == 0:
         return out, lse
@@ -137,7 +130,7 @@ def backward(
     B, H, L, D = q.shape
     value_dim = out.shape[-1]
     grad = in_rows(grad)
-    dq = output(q, D) if dq is None else dq
+    dq = empty_like_heads(q, D) if dq is None else dq
     own_k = own_v = delta = sums = None
     if call.own_k is not None:
         own_k = torch.empty(B, H, L, D, dtype=q.dtype, device=q.device)
@@ -148,7 +141,7 @@ def backward(
     tile, tasks, parts = work.exact if torch.are_deterministic_algorithms_enabled() else work.back
     block_d, block_dv = block_of(D), block_of(value_dim)
     if call.shift is not None:  # rounded as in the forward pass, or else large scores do not find their log-sum-exp
-        shifted = output(q, D)
+        shifted = empty_like_heads(q, D)
         place(q, shifted, shift=call.shift)
         q = shifted
     sweep, adding, width = parts == 8, parts == 16, -(-L // 128) * 128

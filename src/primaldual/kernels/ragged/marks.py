@@ -17,6 +17,7 @@ from torch import Tensor
 from ...dual.form import pieces_of
 from ...primal import Sparse, TrainingSet
 from ...primal.patterns import Band, Block, Pattern, Piece, Residues, Summary
+from ..kept import on_device
 
 WIDTH = 128
 """Rows are as long as a multiple of this, and so of every block of queries."""
@@ -48,27 +49,21 @@ def marks(
     """The integers of all heads, int32 [heads, 2 or 3, width], on the device; None where every query keeps all."""
     if type(training_set) is not Sparse:
         return None
-    key = training_set, scales, queries, tokens, device
     if torch.compiler.is_compiling():
-        return _marks(*key)
-    if key not in _held:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "attention of this shape must run once, on a side stream, before it is captured in a graph"
-            )
-        with torch.inference_mode(False):  # what is first met in inference serves training later
-            _held[key] = _marks(*key[:4], torch.device("cpu")).to(device)
-    return _held[key]
+        return _marks(training_set, scales, queries, tokens, device)
+    return _kept_marks(training_set, scales, queries, tokens, device)
 
 
 def known(training_set: TrainingSet, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device) -> bool:
     """Whether they are on the device already: only then can a call be captured."""
-    return type(training_set) is not Sparse or (training_set, scales, queries, tokens, device) in _held
+    return type(training_set) is not Sparse or (training_set, scales, queries, tokens, device) in _kept_marks.kept
 
 
-_Key = tuple[Sparse, tuple[int, ...], int, int, torch.device]
-_held: dict[_Key, Tensor] = {}
-"""Kept for good: captured graphs read them."""
+@on_device(most=256)
+def _kept_marks(
+    sparse: Sparse, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device
+) -> Tensor:  # fmt: skip
+    return _marks(sparse, scales, queries, tokens, torch.device("cpu")).to(device)
 
 
 def _marks(sparse: Sparse, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device) -> Tensor:

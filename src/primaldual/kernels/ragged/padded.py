@@ -6,7 +6,6 @@ That factor goes onto the tokens beforehand, and what is left is the pooling of 
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..derivatives import differentiated_once
+from ..kept import on_device
 from ..launching import in_rows
+from .layout import HeadLayout, Layout
 from .passes import pool, unpool
-from .work import Layout
 
 
 class Padded(NamedTuple):
@@ -26,11 +26,11 @@ class Padded(NamedTuple):
     values: Tensor
     mean: Tensor | None  # of the keys that exist, float32 [B, H, D]
     bias: Tensor  # float32 [B, H, points], −inf where a window has no valid token
-    layout: list[Layout]
+    layout: Layout
 
 
 def pool_padded(
-    k: Tensor, v: Tensor, hidden: Tensor, scales: tuple[int, ...], layout: tuple[int, ...], want_mean: bool
+    k: Tensor, v: Tensor, hidden: Tensor, scales: tuple[int, ...], layout: Layout, want_mean: bool
 ) -> Padded:
     """Means over the valid tokens of each head's windows; k and v are zero where hidden [B, S] is True."""
     at = _windows(scales, k.shape[2], k.device)
@@ -42,8 +42,7 @@ def pool_padded(
     exists = valid.clamp(max=1)
     if want_mean:
         mean = mean * (at.points / exists.sum(2).clamp(min=1)).unsqueeze(-1)
-    heads = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
-    return Padded(keys, values, mean if want_mean else None, exists.log(), heads)
+    return Padded(keys, values, mean if want_mean else None, exists.log(), layout)
 
 
 def keep_padded(k: Tensor, v: Tensor, hidden: Tensor, want_mean: bool) -> Padded:
@@ -51,15 +50,12 @@ def keep_padded(k: Tensor, v: Tensor, hidden: Tensor, want_mean: bool) -> Padded
     _, heads, tokens, _ = k.shape
     seen = (~hidden).float().unsqueeze(1)
     mean = k.sum(2, dtype=torch.float32) / seen.sum(2, keepdim=True).clamp(min=1) if want_mean else None
-    keys, values = in_line(k), in_line(v)
-    layout = [
-        Layout(h, tokens, 1, h * keys.head, keys.batch, keys.row, h * values.head, values.batch, values.row)
-        for h in range(heads)
-    ]
+    keys, values = flat(k), flat(v)
+    layout = tuple(HeadLayout(h, tokens, 1, *keys.place(h), *values.place(h)) for h in range(heads))
     return Padded(keys.flat, values.flat, mean, seen.log().expand(-1, heads, -1), layout)
 
 
-class Line(NamedTuple):
+class Flat(NamedTuple):
     """[B, H, N, D] as one row of memory, and its strides."""
 
     flat: Tensor
@@ -67,13 +63,17 @@ class Line(NamedTuple):
     batch: int
     row: int
 
+    def place(self, head: int, before: int = 0) -> tuple[int, int, int]:
+        """Offset and strides of a head as a layout has them; `before`: elements of the buffer that come first."""
+        return before + head * self.head, self.batch, self.row
 
-def in_line(x: Tensor) -> Line:
+
+def flat(x: Tensor) -> Flat:
     """A view also where heads stand inside the tokens."""
     _, heads, count, dim = x.shape
     if x.transpose(1, 2).is_contiguous():
-        return Line(x.transpose(1, 2).reshape(-1), dim, count * heads * dim, heads * dim)
-    return Line(x.reshape(-1), count * dim, heads * count * dim, dim)
+        return Flat(x.transpose(1, 2).reshape(-1), dim, count * heads * dim, heads * dim)
+    return Flat(x.reshape(-1), count * dim, heads * count * dim, dim)
 
 
 class _Windows(NamedTuple):
@@ -84,10 +84,8 @@ class _Windows(NamedTuple):
     points: Tensor  # [H]
 
 
-@functools.lru_cache(maxsize=64)
+@on_device(most=256)
 def _windows(scales: tuple[int, ...], tokens: int, device: torch.device) -> _Windows:
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("attention of this shape must run once, on a side stream, before it is captured in a graph")
     scale = torch.cat([torch.full((1, 1), s, device=device) for s in scales])
     most = -(-tokens // min(scales))
     start = (torch.arange(most, device=device) * scale).clamp(max=tokens)
@@ -101,7 +99,7 @@ class _Means(torch.autograd.Function):
     """Means over windows, and the mean of the keys' (empty where it is not wanted)."""
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, k: Tensor, v: Tensor, layout: Layout, want_mean: bool) -> tuple[Tensor, ...]:
         ctx.layout, ctx.shapes = layout, (k.shape, v.shape)
         keys, values, mean = pool(in_rows(k), in_rows(v), layout, want_mean)
         return keys, values, k.new_empty(0) if mean is None else mean

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from .. import launching
-from ..launching import block_of, in_rows, kind, options, power_of_2, three
+from ..kept import on_device
+from ..launching import MULTIPROCESSORS, block_of, in_rows, kind, options, power_of_2, three
 from . import work as ragged_work
+from .layout import Layout
 
 BLOCKS, _SPAN = 16, 128
 """The most blocks of rows that `sum_rows` adds up, and the rows that a block has at least."""
 
-ROOM = 2 * 132
+ROOM = 2 * MULTIPROCESSORS
 """Programs of a pass beside which others have room: two a multiprocessor."""
 
 _TILE = 64 * 128
@@ -45,13 +47,13 @@ class Shift(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _pool_blocks(layout: tuple[int, ...], size: int) -> int:
+def _pool_blocks(layout: Layout, size: int) -> int:
     """The most blocks of so many tokens, or windows that are longer, that a head has."""
-    return max(-(-points // max(1, size // window)) for points, window in zip(layout[1::9], layout[2::9], strict=True))
+    return max(-(-head.points // max(1, size // head.window)) for head in layout)
 
 
 def pool(
-    k: Tensor, v: Tensor, layout: tuple[int, ...], want_mean: bool, before: int = 0
+    k: Tensor, v: Tensor, layout: Layout, want_mean: bool, before: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted.
 
@@ -59,11 +61,11 @@ def pool(
     """
     B, H, S, D = k.shape
     DV = v.shape[-1]
-    rows = B * sum(layout[1 + 9 * before :: 9])
+    rows = B * sum(head.points for head in layout[before:])
     keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
     short = k.element_size() == 2
     size = 64 if short else 16  # float32 has no fast products
-    blocks, long = _pool_blocks(layout[9 * before :], size), max(layout[2::9]) > size
+    blocks, long = _pool_blocks(layout[before:], size), max(head.window for head in layout) > size
     sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
 
     def prepare() -> Any:
@@ -80,10 +82,10 @@ def pool(
     return keys, values, sums.sum(2) / _points_per_head(layout, k.device)
 
 
-@functools.lru_cache(maxsize=256)
-def _points_per_head(layout: tuple[int, ...], device: torch.device) -> Tensor:
-    counts = dict(zip(layout[0::9], layout[1::9], strict=True))
-    return torch.tensor([float(counts[h]) for h in range(len(counts))], device=device)[:, None]
+@on_device(most=256)
+def _points_per_head(layout: Layout, device: torch.device) -> Tensor:
+    in_order = sorted(layout, key=lambda entry: entry.head)
+    return torch.tensor([float(entry.points) for entry in in_order], device=device)[:, None]
 
 
 def place(x: Tensor, to: Tensor, *, window: int = 1, shift: Shift | None = None) -> None:
@@ -169,11 +171,11 @@ def dot_sums(a: Tensor, b: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
 
 
 def _identity(table: Tensor | None) -> int:
-    """Tables are kept for good."""
+    """Its address: a launch that is remembered keeps its table, so that no other has the same."""
     return 0 if table is None else table.data_ptr()
 
 
-def unpool(dkeys: Tensor, dvalues: Tensor, dmean: Tensor, dk: Tensor, dv: Tensor, layout: tuple[int, ...]) -> None:
+def unpool(dkeys: Tensor, dvalues: Tensor, dmean: Tensor, dk: Tensor, dv: Tensor, layout: Layout) -> None:
     """Gradients of points, and of the mean of the keys, into those of the tokens."""
     B, H, S, D = dk.shape
     DV = dv.shape[-1]

@@ -9,18 +9,18 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..derivatives import differentiated_once
-from ..launching import in_rows
+from ..launching import empty_like_heads, in_rows
 from . import flops as ragged_flops
-from .launch import Call, backward, forward, output
+from .launch import Call, backward, forward
+from .layout import HeadLayout, as_integers, of_integers
 from .passes import Shift
-from .work import Layout
 
 
 def attend_points(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    layout: Sequence[Layout],
+    layout: Sequence[HeadLayout],
     value_dim: int,
     *,
     shift: Tensor | None = None,
@@ -36,10 +36,10 @@ def attend_points(
     shift [B, H, D] is taken off the queries; bias [B, H, points] is added to the scores; marks (`marks`) say
     which points a query of a sparse head keeps.
     """
-    flat = [number for head in sorted(layout, key=lambda h: -h.points) for number in head]
+    numbers = as_integers(sorted(layout, key=lambda entry: -entry.points))
     keys, values = keys.contiguous(), values.contiguous()
     shift, bias, *own = (None if x is None else x.contiguous() for x in (shift, bias, *own))  # type: ignore[assignment]
-    return points_op(q, keys, values, flat, value_dim, shift, bias, *own, is_causal, dropout_p, seed, marks)
+    return points_op(q, keys, values, numbers, value_dim, shift, bias, *own, is_causal, dropout_p, seed, marks)
 
 
 @torch.library.custom_op("primaldual::ragged_points", mutates_args=())
@@ -49,7 +49,7 @@ def points_op(
     dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     off = Shift.of(shift)
-    call = Call(tuple(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
+    call = Call(of_integers(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     return forward(in_rows(q), keys, values, value_dim, call)
 
 
@@ -58,7 +58,7 @@ register_flop_formula(torch.ops.primaldual.ragged_points)(ragged_flops.points)
 
 @points_op.register_fake
 def _(q, keys, values, layout, value_dim, *others):  # type: ignore[no-untyped-def]
-    return output(in_rows(q), value_dim), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_like_heads(in_rows(q), value_dim), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("primaldual::ragged_points_backward", mutates_args=())
@@ -68,7 +68,7 @@ def _points_backward_op(
     is_causal: bool, dropout_p: float, seed: Tensor | None, marks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     off = Shift.of(shift)
-    call = Call(tuple(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
+    call = Call(of_integers(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     dk, dv = torch.empty_like(keys), torch.empty_like(values)
     found = backward(grad, in_rows(q), keys, values, out, lse, call, dk, dv, 0)
     dshift = None if shift is None else -found.q.sum(2, dtype=torch.float32)
@@ -84,7 +84,7 @@ def _(grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, *other
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0) if x is None else x.new_empty(x.shape)
 
-    dq = output(in_rows(q), q.shape[-1])
+    dq = empty_like_heads(in_rows(q), q.shape[-1])
     return dq, torch.empty_like(keys), torch.empty_like(values), like(shift), like(own_k), like(own_v)
 
 

@@ -6,7 +6,6 @@ tokens.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -17,44 +16,15 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..buffers import side_by_side
 from ..derivatives import differentiated_once
-from ..launching import in_rows, traced
+from ..launching import empty_like_heads, in_rows, traced
 from ..native import library as native
 from ..native import replay as recipe
 from . import flops as ragged_flops
+from . import layout as layouts
 from . import work as ragged_work
-from .launch import Call, backward, forward, output
+from .launch import Call, backward, forward
+from .layout import Layout
 from .passes import Shift, blocks_of, dot_sums, place, pool, sum_rows
-from .work import worked
-
-
-@functools.lru_cache(maxsize=256)
-def packed(
-    scales: tuple[int, ...], batch: int, tokens: int, dim: int, value_dim: int, apart: bool = False
-) -> tuple[int, ...]:
-    """The layout of pooled heads, one after the other, longest first.
-
-    Where those with windows of one token are `apart`, they have no place: they are given the tokens themselves.
-    """
-    numbers: list[int] = []
-    before = 0
-    for head in sorted(range(len(scales)), key=lambda h: scales[h]):
-        points = -(-tokens // scales[head])
-        at = batch * before
-        numbers += [head, points, scales[head], at * dim, points * dim, dim]
-        numbers += [at * value_dim, points * value_dim, value_dim]
-        before += 0 if apart and scales[head] == 1 else points
-    return tuple(numbers)
-
-
-def _head_at(x: Tensor, head: int) -> tuple[int, int, int]:
-    return head * x.stride(1), x.stride(0), x.stride(2)
-
-
-def _in_place(k: Tensor, v: Tensor) -> tuple[int, ...]:
-    """The layout of heads that are fitted to the tokens themselves."""
-    return tuple(
-        number for head in range(k.shape[1]) for number in (head, k.shape[2], 1, *_head_at(k, head), *_head_at(v, head))
-    )
 
 
 def _apart(scales: Sequence[int]) -> int:
@@ -71,7 +41,7 @@ def _whole(scales: Sequence[int], tokens: int) -> bool:
     return all(tokens % scale == 0 for scale in scales)
 
 
-def _shares(layout: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, scales: Sequence[int]) -> Tensor | None:
+def _shares(layout: Layout, q: Tensor, k: Tensor, v: Tensor, scales: Sequence[int]) -> Tensor | None:
     """The table by which tokens have their shares in the mean over windows, where not all of these are whole."""
     if _whole(scales, k.shape[2]):
         return None
@@ -90,11 +60,18 @@ def tokens_forward(
     q, k, v = in_rows(q), in_rows(k), in_rows(v)
     B, H, S, D = k.shape
     sums, keys, values = q.new_empty(B, H, 0, D, dtype=torch.float32), k.new_empty(0), v.new_empty(0)
-    shifted = output(q, D) if beta is not None and back else q.new_empty(0)
+    shifted = empty_like_heads(q, D) if beta is not None and back else q.new_empty(0)
     if q.numel() == 0:
-        return output(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32), keys, values, sums, shifted
+        return (
+            empty_like_heads(q, v.shape[-1]),
+            q.new_empty(q.shape[:3], dtype=torch.float32),
+            keys,
+            values,
+            sums,
+            shifted,
+        )
     apart, pooled = _apart(scales), max(scales) > 1
-    layout = packed(tuple(scales), B, S, D, v.shape[-1], apart > 0) if pooled else _in_place(k, v)
+    layout = layouts.pooled(tuple(scales), B, S, D, v.shape[-1], apart > 0) if pooled else layouts.of_tokens(k, v)
     shift = None
     if beta is not None:  # before the pooling, which heads with windows of one token do not wait for
         sums = sum_rows(k, _shares(layout, q, k, v, scales))
@@ -122,11 +99,11 @@ register_flop_formula(torch.ops.primaldual.ragged_tokens)(ragged_flops.tokens)
 @tokens_op.register_fake
 def _(q, k, v, beta, scales, is_causal, dropout_p, seed, marks=None, back=True):  # type: ignore[no-untyped-def]
     B, H, S, D = k.shape
-    out, lse = output(in_rows(q), v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out, lse = empty_like_heads(in_rows(q), v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
     rows = B * sum(-(-S // s) for s in scales if s > 1) if max(scales) > 1 and q.numel() else 0
     blocks = blocks_of(S)[1] if beta is not None and q.numel() else 0
     sums = q.new_empty(B, H, blocks, D, dtype=torch.float32)
-    shifted = output(in_rows(q), D) if beta is not None and back else q.new_empty(0)
+    shifted = empty_like_heads(in_rows(q), D) if beta is not None and back else q.new_empty(0)
     return out, lse, k.new_empty(rows * D), v.new_empty(rows * v.shape[-1]), sums, shifted
 
 
@@ -152,11 +129,11 @@ def tokens_gradients(
     if together:
         dq, dk, dv = q.new_empty(B, S, 3, H, D).permute(2, 0, 3, 1, 4).unbind(0)
     else:
-        dq, dk, dv = output(q, D), output(k, D), output(v, DV)
+        dq, dk, dv = empty_like_heads(q, D), empty_like_heads(k, D), empty_like_heads(v, DV)
     if q.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), sums
     apart, pooled = _apart(scales), max(scales) > 1
-    layout = packed(tuple(scales), B, S, D, DV, apart > 0) if pooled else _in_place(k, v)
+    layout = layouts.pooled(tuple(scales), B, S, D, DV, apart > 0) if pooled else layouts.of_tokens(k, v)
     points = (keys, values) if pooled else (k, v)
     tokens = (k, v) if apart else (None, None)
     call = Call(layout, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
@@ -183,7 +160,7 @@ register_flop_formula(torch.ops.primaldual.ragged_tokens_backward)(ragged_flops.
 def _(grad, q, k, v, beta, *others):  # type: ignore[no-untyped-def]
     B, H, L, D = q.shape
     sums = q.new_empty(B, H, blocks_of(L)[1] if beta is not None and q.numel() else 0, D, dtype=torch.float32)
-    return *(output(in_rows(x), x.shape[-1]) for x in (q, k, v)), sums
+    return *(empty_like_heads(in_rows(x), x.shape[-1]) for x in (q, k, v)), sums
 
 
 def _tokens_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -290,9 +267,10 @@ def _way(scales: tuple[int, ...], is_causal: bool, dropout_p: float, together: b
 
 
 def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool, apart: bool) -> bool:
-    """Whether a call like this was made before: only then can it be captured. For `apart` see `packed`."""
+    """Whether a call like this was made before: only then can it be captured. For `apart` see `layouts.pooled`."""
     k, v = in_rows(k), in_rows(v)
     (B, _, S, D), DV = k.shape, v.shape[3]
-    layout = packed(scales, B, S, D, DV, apart and 1 in scales) if max(scales) > 1 else _in_place(k, v)
+    pooled = max(scales) > 1
+    layout = layouts.pooled(scales, B, S, D, DV, apart and 1 in scales) if pooled else layouts.of_tokens(k, v)
     widest = max(q.shape[3], v.shape[3])
-    return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in worked
+    return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in ragged_work.work.kept

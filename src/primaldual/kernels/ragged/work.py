@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..launching import block_of
-
-MAX_HEAD_DIM = 128
+from ..kept import on_device
+from ..launching import MULTIPROCESSORS, block_of
+from .layout import Layout, table_of
 
 
 class Tiles(NamedTuple):
@@ -34,20 +34,6 @@ class Tiles(NamedTuple):
     back_stages: int
     registers: int = 0
     adding: tuple[int, ...] = ()
-
-
-class Layout(NamedTuple):
-    """Where a head's points are: row, number and window of each, then offset and strides of its keys and values."""
-
-    head: int
-    points: int
-    window: int
-    k_offset: int
-    k_batch: int
-    k_row: int
-    v_offset: int
-    v_batch: int
-    v_row: int
 
 
 def tiles(head_dim: int, dtype: torch.dtype, queries: int) -> Tiles:
@@ -85,61 +71,54 @@ class Work(NamedTuple):
     forward: Tensor
     back: Back
     exact: Back  # the same where everything must be added in the same order every time
-    aligned: bool  # every offset and stride is a multiple of 8 elements: rows can be read 16 bytes at a time
+    aligned: bool  # rows of keys and values can be read 16 bytes at a time
 
 
-_FILL = 2 * 132
+_FILL = 2 * MULTIPROCESSORS
 """Sweeps over the longest head that keep a GPU busy: two on every multiprocessor."""
 
 _SWEEP = (32, 3)
 """Rows of a block and pipeline stages of a sweep."""
 
-worked: set[tuple[object, ...]] = set()
-"""What has its tables on the device."""
 
-
-@functools.cache
+@on_device(most=1024)
 def work(
-    layout: tuple[int, ...], batch: int, queries: int, widest: int, dtype: torch.dtype, causal: bool,
+    layout: Layout, batch: int, queries: int, widest: int, dtype: torch.dtype, causal: bool,
     device: torch.device,
 ) -> Work:  # fmt: skip
     """Longest pieces first."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("attention of this shape must run once, on a side stream, before it is captured in a graph")
     tile = tiles(widest, dtype, queries)
-    rows = [Layout(*layout[i : i + 9]) for i in range(0, len(layout), 9)]
     blocks = -(-queries // tile.rows)
-    order = [(0, row, b, m) for row in range(len(rows)) for b in range(batch) for m in range(blocks)]
+    order = [(0, row, b, m) for row in range(len(layout)) for b in range(batch) for m in range(blocks)]
 
-    def put(data: Sequence[tuple[int, ...]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(data, dtype=dtype).reshape(len(data), -1).to(device)
+    def put(data: Sequence[tuple[int, ...]]) -> Tensor:
+        return torch.tensor(data, dtype=torch.int32).reshape(len(data), -1).to(device)
 
     def back(adding: bool) -> Back:
-        tile_, tasks = _order(rows, batch, queries, tile, causal, adding)
-        return Back(tile_, put(tasks, torch.int32), sum({2 ** task[0] for task in tasks}))
+        tile_, tasks = _order(layout, batch, queries, tile, causal, adding)
+        return Back(tile_, put(tasks), sum({2 ** task[0] for task in tasks}))
 
     best = back(dtype != torch.float32)
     exact = back(False) if best.parts == 16 else best
-    worked.add((layout, batch, queries, widest, dtype, causal, device))
     return Work(
         tile,
-        put(rows, torch.int64),
-        put(order, torch.int32),
+        table_of(layout, device),
+        put(order),
         best,
         exact,
-        all(number % 8 == 0 for i, number in enumerate(layout) if i % 9 >= 3),
+        all(head.aligned for head in layout),
     )
 
 
 def _order(
-    rows: Sequence[Layout], batch: int, queries: int, tile: Tiles, causal: bool, adding: bool
+    layout: Layout, batch: int, queries: int, tile: Tiles, causal: bool, adding: bool
 ) -> tuple[Tiles, list[tuple[int, int, int, int]]]:
     """Of a backward pass. A head whose points fit in one block gets its dq from there (kind 2).
 
     Where some are longer one piece is a block of points that adds to dq (kind 4) if that may be added in any order,
     `adding`, or a whole head (kind 3) if there are many.
     """
-    points = [head.points for head in rows]
+    points = [head.points for head in layout]
     longer = not causal and min(points) > 0 and max(points) > tile.key_columns
     adding = longer and adding and len(tile.adding) > 0
     sweep = longer and not adding and tile.registers > 0 and batch * sum(points) >= _FILL * max(points)
@@ -155,8 +134,8 @@ def _order(
         tile = tile._replace(registers=0)
     back_blocks = -(-queries // tile.query_rows)
     back: list[tuple[int, tuple[int, int, int, int]]] = []
-    whole = [not causal and head.points <= tile.key_columns for head in rows]
-    for row, head in enumerate(rows):
+    whole = [not causal and head.points <= tile.key_columns for head in layout]
+    for row, head in enumerate(layout):
         kind, cost = (4, 5) if adding else (2, 5) if whole[row] else (0, 4)
         for b in range(batch):
             key_blocks = max(1, -(-head.points // tile.key_columns))
@@ -164,7 +143,7 @@ def _order(
                 back.append((key_blocks, (3, row, b, 0)))
                 continue
             back += [(cost * tile.key_columns * queries, (kind, row, b, n)) for n in range(key_blocks)]
-    for row, head in enumerate(rows):
+    for row, head in enumerate(layout):
         if not (whole[row] or sweep or adding):
             cost = 3 * tile.query_rows * head.points
             back += [(cost, (1, row, b, m)) for b in range(batch) for m in range(back_blocks)]

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from ...dual import Rewrite, RowConstantsCancel, beta_of
 from ...kernels.cudnn import attention as cudnn
-from ...kernels.launching import launches
 from ...kernels.native import layers as compiled
 from ...kernels.native import library as native
 from ...kernels.projection.recentred import Recentred, as_linear, wide
-from ...kernels.ragged.work import MAX_HEAD_DIM
+from ...kernels.ragged import limits
 from ...primal import Primal
 from .._attention import attention
 from ..estimates import Estimate
@@ -83,9 +82,9 @@ def packed(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def _replays(p: LayerProblem) -> bool:
     """Whether the compiled part does all of it, with cuDNN's attention."""
-    D = p.layer.head_dim
+    dim = p.layer.head_dim
     return (
         p.padding is None and not p.dropout_p and p.executor in ("auto", "sdpa")
-        and D % 8 == 0 and D <= MAX_HEAD_DIM and p.dtype.itemsize == 2
-        and not p.captured and launches(p.x) and native.library() is not None and not cudnn.half_empty(p.x.shape[1])
+        and p.dtype.itemsize == 2 and limits.refusal(p.dtype, p.x.device, dim, dim) is None
+        and not p.captured and native.library() is not None and not cudnn.wrong_gradients(p.x.shape[1])
     )  # fmt: skip

@@ -7,12 +7,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...dual import GroupHeadsByScale, beta_of
-from ...kernels.launching import launches, seed_of
+from ...kernels.launching import seed_of
 from ...kernels.projection.grouped import Groups
-from ...kernels.ragged.work import MAX_HEAD_DIM
+from ...kernels.ragged import limits
 from ...primal import Primal
 from ..estimates import Estimate, estimate
-from .costs import attention_plan, stand_in
+from .costs import attention_plan
 from .problem import LayerProblem, not_alike, not_plain
 from .recentred_projection import packed
 
@@ -42,12 +42,8 @@ def refusal(p: LayerProblem, *executors: str) -> str | None:
         return reason
     if p.padding is not None:
         return "the kernels of the projections take no padding"
-    dim = p.layer.head_dim
-    if not launches(stand_in(p, 1, 1)):
-        return f"our kernels do not run on {p.x.device.type} in {str(p.dtype)[6:]}"
-    if dim > MAX_HEAD_DIM or (p.x.is_cuda and dim % 8):
-        return f"our kernels take head dimensions that are multiples of 8, up to {MAX_HEAD_DIM}, not {dim}"
-    return None
+    reason = limits.refusal(p.dtype, p.x.device, p.layer.head_dim, p.layer.head_dim)
+    return None if reason is None else f"the ragged kernel {reason}"
 
 
 def groups_of(p: LayerProblem) -> Groups:
