@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, conv2d, pad
 
-from primaldual import Primal, attention
+from primaldual import Primal, attention, mechanism
 from primaldual.ops import CausalFormError
+from primaldual.ops.statistics import moments
 from primaldual.primal import BatchNorm, DepthwiseConv1d, DepthwiseConv2d, EluPlusOne, Moments, Recenter, RmsNorm
 from primaldual.primal.inputs import grid_of
 
@@ -204,6 +205,29 @@ def test_a_2d_convolution_that_makes_no_sense_is_refused(arguments, message):
 def test_the_size_of_a_1d_convolution_is_a_count(size):
     with pytest.raises(ValueError, match="size must be an integer of at least 1, got"):
         DepthwiseConv1d(size)
+
+
+def test_a_class_token_before_the_patches_is_answered_with_the_prefix_that_keeps_it():
+    x = torch.randn(1, 2, 17, 4)
+    for primal in (mechanism("conv2d"), mechanism("conv2d", grid=(4, 4))):
+        with pytest.raises(ValueError, match=r"give prefix=1 if the first (token is no patch, or|are no pa)"):
+            attention(x, x, x, primal)
+    assert attention(x, x, x, mechanism("conv2d", prefix=1)).shape == x.shape
+    with pytest.raises(ValueError, match=r"18 tokens less 1 prefix tokens are 17, not a square; give prefix=2 if"):
+        attention(*[torch.randn(1, 2, 18, 4)] * 3, mechanism("conv2d", prefix=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("map_", [Recenter(), Recenter(0.5), BatchNorm()], ids=repr)
+def test_a_mean_far_over_the_spread_costs_no_more_than_the_rounding_of_the_points(map_, dtype):
+    keys = (1000 + tokens(length=64)).to(dtype)
+    for seen in (None, (torch.arange(64) < 50).expand(*keys.shape[:2], -1)):
+        kept = keys if seen is None else keys.masked_fill(~seen.unsqueeze(-1), 0.0)
+        found = map_.apply(kept, moments(map_, kept, seen), {})
+        exact = map_.apply(kept.double(), moments(map_, kept.double(), seen), {})
+        # the mean of numbers near 1000 is known to a few units in the last place of float32
+        budget = torch.finfo(dtype).eps * exact.abs() + 4 * 1000 * torch.finfo(torch.float32).eps * (1 + exact.abs())
+        assert ((found.double() - exact).abs() <= budget).all()
 
 
 @pytest.mark.parametrize("primal", [Primal(inputs=(DepthwiseConv1d(3),)), Primal(inputs=(DepthwiseConv2d(),))], ids=str)

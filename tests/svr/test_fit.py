@@ -8,8 +8,10 @@ import torch
 
 from primaldual import Primal, mechanism
 from primaldual.primal import EluPlusOne, Taylor, Unit
-from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, fit
+from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, fit, recover
+from primaldual.svr import fit as module
 from primaldual.svr.regressions import Regressions, objectives, relative_gap
+from primaldual.svr.solver import Solution, solve
 
 PROBLEMS = [
     # seed, points, head dimension, C over N², ε: C is of the order of h(k) ~ N and above
@@ -236,10 +238,55 @@ def test_a_solver_cut_short_says_so() -> None:
     assert not cut.certificate.ok(1e-6)
 
 
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("far", [1.0, 5.0, 30.0])
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+def test_a_price_that_most_targets_are_over_is_solved_in_units_of_its_own(size: float, far: float, bias: bool) -> None:
+    """Of keys far from one another h(k) and C K_jj leave float64; every target in whose reach no f comes is bounded."""
+    keys, targets = problem(0, 50, 16)
+    solved = fit("softmax", keys * far, targets * size, C=1e4 * size, epsilon=0.1 * size, bias=bias)
+    assert solved.certificate.ok(1e-6)
+    beta = solved.alpha - solved.alpha_tilde
+    slack = (targets * size - solved.predict(keys * far)).abs() > 0.1 * size * (1 + 1e-9)
+    assert (beta.abs()[slack] >= 1e4 * size * (1 - 1e-9)).all()
+    assert slack.any() == (far > 1)
+
+
+def test_a_certificate_that_is_not_met_warns_whatever_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, targets = problem(6, 40, 3)
+
+    def without_zeros(p: Regressions, tol: float, max_iter: int) -> Solution:
+        found = solve(p, tol, max_iter)
+        assert (found.beta == 0).any()
+        return found._replace(beta=found.beta.where(found.beta != 0, 1e-12))
+
+    monkeypatch.setattr(module, "solve", without_zeros)
+    with pytest.warns(NotConvergedWarning, match="residuals of the optimality conditions up to"):
+        off = fit("softmax", keys, targets, C=100.0, epsilon=0.5)
+    assert off.certificate.gap.max() < 1e-7 and not off.certificate.ok(1e-6)
+
+
+def test_what_is_no_number_is_said_with_its_place() -> None:
+    keys, targets = problem(7, 6, 3)
+    with pytest.raises(ValueError, match="keys must be floating point, got"):
+        fit("softmax", keys.long(), targets, C=1.0, epsilon=0.1)
+    with pytest.raises(ValueError, match=r"targets must be floating point, got torch\.bool"):
+        fit("softmax", keys, targets > 0, C=1.0, epsilon=0.1)
+    wrong = targets.clone()
+    wrong[0, 2, 1] = torch.inf
+    with pytest.raises(ValueError, match=r"targets must be finite, got inf at \[0, 2, 1\]; hide"):
+        fit("softmax", keys, wrong, C=1.0, epsilon=0.1)
+    with pytest.raises(ValueError, match=r"keys must be finite, got nan at \[0, 0, 0\] and 17 more such numbers; hide"):
+        fit("softmax", keys * torch.nan, targets, C=1.0, epsilon=0.1)
+    with pytest.raises(ValueError, match=r"values must be finite, got inf at \[0, 2, 1\]"):
+        recover("softmax", keys, wrong, epsilon=0.1)
+    hidden = (torch.arange(6) == 2)[None]
+    keys, wrong, hidden = keys[None], wrong[None], hidden
+    fit("softmax", keys, wrong, C=1.0, epsilon=0.1, key_padding_mask=hidden)
+
+
 def test_what_is_no_regression_is_an_error() -> None:
     keys, targets = problem(7, 6, 3)
-    with pytest.raises(ValueError, match="not finite"):
-        fit("softmax", keys * torch.nan, targets, C=1.0, epsilon=0.1)
     with pytest.raises(ValueError, match="C must be positive, got -1"):
         fit("softmax", keys, targets, C=-1.0, epsilon=0.1)
     with pytest.raises(ValueError, match=r"epsilon must be a finite number of at least 0, got -0.1"):

@@ -129,6 +129,18 @@ def test_a_rough_solution_settles_to_rounding():
     assert relative_gap(p, beta, torch.zeros_like(beta[:, :1])).max() < 1e-12
 
 
+@pytest.mark.parametrize("size", [1e-9, 1e9])
+def test_the_solution_does_not_depend_on_the_unit_of_the_targets(size):
+    kernel, targets, seen = problem()
+    expected = support_vectors(kernel, targets, C, EPSILON, seen)
+    found = support_vectors(kernel, size * targets, size * C, size * EPSILON, seen)
+    torch.testing.assert_close(found / size, expected)
+    far = torch.tensor([1.0, 1e-30], dtype=torch.float64).repeat(N // 2)[:, None]  # C·K_jj is nothing for every other
+    bounded = support_vectors(kernel * far * far.T, targets, C, EPSILON, seen).abs()
+    out = (targets.abs() > EPSILON) & seen
+    assert (bounded[:, 1::2][out[:, 1::2]] == C).all()
+
+
 def test_what_cannot_be_solved_says_so(monkeypatch):
     kernel, targets, seen = problem()
     with pytest.raises(KernelError, match="not finite"):

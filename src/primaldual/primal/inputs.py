@@ -229,15 +229,17 @@ def grid_of(owner: str, length: int, grid: tuple[int, int] | None, prefix: int) 
     if grid is None:
         side = math.isqrt(max(patches, 0))
         if patches < 1 or side * side != patches:
+            class_token = f"prefix={prefix + 1} if the first token is no patch, or " if patches == side**2 + 1 else ""
             raise ValueError(
-                f"{owner}: {length} tokens less {prefix} prefix tokens are {patches}, not a square; "
-                f"give grid=(rows, columns)"
+                f"{owner}: {length} tokens less {prefix} prefix tokens are {patches}, not a square; give {class_token}"
+                f"grid=(rows, columns)"
             )
         return side, side
-    if grid[0] * grid[1] != patches:
+    if (cells := grid[0] * grid[1]) != patches:
+        more = f"; give prefix={length - cells} if the first are no patches" if length > cells else ""
         raise ValueError(
-            f"{owner}: grid {grid[0]}×{grid[1]} and {prefix} prefix tokens make {prefix + grid[0] * grid[1]} tokens, "
-            f"but the sequence has {length}"
+            f"{owner}: grid {grid[0]}×{grid[1]} and {prefix} prefix tokens make {prefix + cells} tokens, but the "
+            f"sequence has {length}{more}"
         )
     return grid
 

@@ -12,7 +12,7 @@ from ..dual.form import pooling_of
 from ..primal import Exponential, Primal, as_primal
 from ..svr.certificate import spectrum
 from ..svr.design import design
-from ..svr.fit import check_definite, double, four_d
+from ..svr.fit import check_definite, check_numbers, double, four_d
 
 
 class Recovered(NamedTuple):
@@ -66,9 +66,12 @@ def recover(
     if pooled is not None and pooled.how == "conv":
         raise ValueError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
     leading = tuple(keys.shape[:-2])
+    hidden = None if key_padding_mask is None else key_padding_mask.expand(*leading[:-1], -1)
+    check_numbers("keys", keys, hidden)
+    check_numbers("values", values, hidden)
     made = design(
         primal, four_d(keys, leading, "keys").double(), four_d(values, leading, "values").double(),
-        None if key_padding_mask is None else key_padding_mask.expand(*leading[:-1], -1).reshape(-1, keys.shape[-2]),
+        None if hidden is None else hidden.reshape(-1, keys.shape[-2]),
         query, is_causal, double(parameters),
     )  # fmt: skip
     # α in scaled units, where it is of order 1: α = scaled · exp(−log_scale)

@@ -15,7 +15,7 @@ from .regressions import Regressions, deviation, objectives, off_centre, relativ
 class Certificate:
     """All [batch, heads] (leading dimensions as given). Objectives are sums over outputs; residuals are the worst.
 
-    primal, dual: objectives of Eqn. primal-opt and its dual, in units where the largest diagonal entry of K is 1.
+    primal, dual: objectives of Eqn. primal-opt and its dual, in units where no K_jj, target or 1/C is over 1.
     gap: (primal − dual) / (1 + |primal| + |dual|), the worst output.
     primal_feasibility: by how much a prediction leaves the tube where its slack is not paid for, over the scale of y.
     dual_domain: by how much α or α̃ leaves [0, C], or the centring constraint is missed, over the scale of α.
@@ -49,10 +49,15 @@ class Certificate:
         """Largest over smallest eigenvalue; infinite where the smallest is rounding."""
         return self._spectrum[1]
 
+    @property
+    def residual(self) -> Tensor:
+        """The worst of the four residuals."""
+        four = (self.primal_feasibility, self.dual_domain, self.complementarity, self.stationarity)
+        return torch.stack(four).amax(0)
+
     def ok(self, tol: float = 1e-6) -> bool:
         """Whether the gap and all four residuals of every problem are within `tol`; a NaN never is."""
-        checked = (self.gap, self.primal_feasibility, self.dual_domain, self.complementarity, self.stationarity)
-        return all(bool((x <= tol).all()) for x in checked)
+        return all(bool((x <= tol).all()) for x in (self.gap, self.residual))
 
 
 def certify(p: Regressions, beta: Tensor, bias: Tensor, leading: tuple[int, ...]) -> Certificate:

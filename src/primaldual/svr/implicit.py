@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .design import Design
 from .fit import KernelError, NotConvergedWarning
-from .regressions import Regressions, relative_gap
+from .regressions import Regressions, relative_gap, unit_of
 from .solver import solve
 
 SETTLE = 10
@@ -81,8 +81,14 @@ def support_vectors(
         raise KernelError("the kernel matrix is not finite: h is zero or the features overflow")
     with torch.no_grad():
         one = kernel.new_ones(kernel.shape[0], 1, 1)
-        problem = Regressions(kernel.detach(), targets.detach(), c * one, epsilon * one, seen, seen.to(one), bias=False)
+        largest = _size(kernel).amax(1, keepdim=True).square()
+        unit = unit_of(targets, epsilon, largest.log(), (c * one).log())
+        problem = Regressions(
+            kernel * (-unit.log_kernel).exp(), targets / unit.target, c / unit.target * unit.log_kernel.exp(),
+            epsilon / unit.target, seen, seen.to(one), bias=False,
+        )  # fmt: skip
         beta, sets = _settle(problem, solve(problem, tol, max_iter).beta, tol)
+        beta = beta * unit.target * (-unit.log_kernel).exp()
     fixed = torch.where(sets.bound, sets.side * c, 0.0)
     right = (targets - epsilon * sets.side - kernel @ fixed).where(sets.free, 0.0)
     return _Reduced.apply(kernel, right, sets.free, beta.where(sets.free, 0.0)) + fixed

@@ -36,6 +36,9 @@ ROUGH_STEPS = 200
 """A gap no smaller than this is reached in float32, or given up after so many steps; it is measured in float64. For a
 smaller one the active set has the last word: it meets the centring constraint and the bounds exactly."""
 
+NOTHING = 1e-16
+"""What f moves by, over the size of the targets, where it is as good as nothing."""
+
 CHUNK_BYTES = 1 << 28
 """Memory for the systems of the active set, and of the interior; more outputs take turns."""
 
@@ -52,10 +55,14 @@ def solve(p: Regressions, tol: float, max_iter: int) -> Solution:
     """All stages, each for what is still short of `tol`; the best of them, output by output.
 
     Points are first scaled to K_jj = 1: β_j ↦ β_j √K_jj. The normalisers of one head can differ by many orders of
-    magnitude, and the conditioning that they cause goes away with that.
+    magnitude, and the conditioning that they cause goes away with that. Where C·K_jj is nothing beside the targets, β_j
+    moves no f, and is scaled as if it were that little more: the bias sees all points, and their scales must not
+    differ by more than it takes.
     """
     diagonal = p.kernel.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    d = diagonal.sqrt().where(diagonal > 0, 1.0)
+    size = torch.maximum(p.targets.abs().amax((1, 2), keepdim=True), p.epsilon)
+    least = (NOTHING * size / p.c).expand_as(diagonal)
+    d = torch.maximum(diagonal, least).sqrt().where(p.seen & (diagonal + least > 0), 1.0)
     scaled = Regressions(
         p.kernel / (d * d.transpose(-1, -2)), p.targets / d, p.c * d, p.epsilon / d, p.seen, p.ones / d, p.bias
     )
