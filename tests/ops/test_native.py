@@ -64,7 +64,7 @@ int cuPointerGetAttribute(void* to, int what, unsigned long long pointer) { *(un
 int cuFuncSetAttribute(void* f, int what, int value) { return 0; }
 """  # noqa: E501
 LAYER_KERNELS = {"recentre", "columns", "pool", "shift", "finish", "spread", "biases", "unpool", "total", "assemble"}
-KERNELS = {"sum_rows", "pool", "forward", "delta", "backward", "settle", "place", "dot_sums"}
+KERNELS = {"sum_rows", "pool", "forward", "delta", "backward", "finish_dq", "place", "dot_sums"}
 SCALES = {"softmax": (1, 1), "sh": (1, 2), "bn": (1, 1), "bn+sh": (4, 1), "causal": (1, 1), "dropout": (2, 1)}
 
 
@@ -323,13 +323,13 @@ def test_blocks_that_add_to_dq(name: str, interpreter: Any) -> None:
     up = torch.randn(arguments[0].shape).half()
     with adding_up(32, 32, 4, 2, 0) as launched:
         both(interpreter, arguments, up)
-        assert launched.count("settle") == 3  # noted down twice, and by Python
+        assert launched.count("finish_dq") == 3  # noted down twice, and by Python
         torch.use_deterministic_algorithms(True)
         try:
             both(interpreter, arguments, up)
         finally:
             torch.use_deterministic_algorithms(False)
-        assert launched.count("settle") == 3
+        assert launched.count("finish_dq") == 3
 
 
 @in_the_interpreter

@@ -136,7 +136,7 @@ def test_blocks_that_add_to_dq(name: str, use: Use) -> None:
                 use(it)
                 results.append(step(qkv, PRIMALS[name], up, dropout_p=p))
                 assert ("CppNode" in results[-1][0].grad_fn.name()) == it
-        assert launched.count("settle") == 3  # noted down twice, and by Python
+        assert launched.count("finish_dq") == 3  # noted down twice, and by Python
         for other in results[1:]:
             assert torch.equal(results[0][0], other[0])
             for mine, theirs in zip(results[0], other, strict=True):

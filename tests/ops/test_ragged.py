@@ -285,7 +285,7 @@ def together(request) -> Iterator[None]:
     """Blocks of keys add their shares of dq."""
     with adding_up(*request.param) as launched:
         yield
-    assert "settle" in launched
+    assert "finish_dq" in launched
 
 
 @on_cpu
@@ -338,7 +338,7 @@ def test_where_blocks_add_to_dq(monkeypatch) -> None:
     def parts(points: int, dim: int, dtype=torch.bfloat16, causal: bool = False, batch: int = 3) -> tuple[int, int]:
         layout = (HeadLayout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim),)
         work = ragged_work.work.__wrapped__(layout, batch, 200, dim, dtype, causal, torch.device("cpu"))
-        return work.back.parts, work.exact.parts
+        return work.back.kinds, work.reproducible.kinds
 
     assert parts(200, 64) == parts(200, 16) == (16, 3)
     assert parts(64, 64) == parts(128, 16) == (4, 4)
@@ -354,11 +354,11 @@ def test_sums_have_one_order_where_torch_is_told_so() -> None:
         torch.use_deterministic_algorithms(True)
         try:
             torch.autograd.grad(out, qkv, retain_graph=True)
-            assert "settle" not in launched
+            assert "finish_dq" not in launched
         finally:
             torch.use_deterministic_algorithms(False)
         torch.autograd.grad(out, qkv)
-        assert "settle" in launched
+        assert "finish_dq" in launched
 
 
 @on_cpu
@@ -366,7 +366,7 @@ def test_many_long_heads_are_swept() -> None:
     def parts(batch: int, points: int, dim: int, is_causal: bool = False) -> int:
         layout = (HeadLayout(0, points, 1, 0, points * dim, dim, 0, points * dim, dim),)
         device = torch.device("cpu")
-        return ragged_work.work(layout, batch, 200, dim, torch.bfloat16, is_causal, device).exact.parts
+        return ragged_work.work(layout, batch, 200, dim, torch.bfloat16, is_causal, device).reproducible.kinds
 
     assert parts(1000, 200, 16) == parts(800, 2000, 8) == 8
     assert parts(1000, 100, 16) == 4

@@ -203,7 +203,7 @@ def together(dim: int) -> tuple[int, ...]:
     return (64, 64, 4, 2, 0) if dim == 128 else (64, 128, 8, 2, 0)
 
 
-def settles(length: int, dim: int) -> bool:
+def finishes_dq(length: int, dim: int) -> bool:
     """Whether some head has more than one block of keys."""
     return length > (128 if dim <= 32 else 64)
 
@@ -216,7 +216,7 @@ def test_blocks_of_keys_that_add_to_dq(dim: int, length: int) -> None:
     for primal, dtype in cases:
         with adding_up(*together(dim)) as launched:
             check(primal, (length, length, dim, dim), dtype, **CUDA)
-        assert ("settle" in launched) == settles(length, dim)
+        assert ("finish_dq" in launched) == finishes_dq(length, dim)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_shapes_of_blocks_that_add_to_dq(dim: int, shape: tuple[int, ...]) -> No
     for length in (300, 1024):
         with adding_up(*shape) as launched:
             check(UNSORTED, (length, length, dim, dim), torch.bfloat16, batch=2, **CUDA)
-        assert "settle" in launched
+        assert "finish_dq" in launched
 
 
 @pytest.mark.parametrize("dim", [8, 64])
@@ -240,7 +240,7 @@ def test_masks_and_dropout_where_blocks_add_to_dq(dim: int) -> None:
             with adding_up(*together(dim)) as launched, replayed(primal, HEADS, 77):
                 for shape in ((127, 1000, dim, dim), (1000, 300, dim, 16)):
                     check(primal, shape, torch.bfloat16, mask=mask, batch=2, dropout_p=0.1, **CUDA)
-            assert "settle" in launched
+            assert "finish_dq" in launched
 
 
 @pytest.mark.parametrize("dim", [16, 64])
@@ -265,7 +265,7 @@ def test_captured_blocks_that_add_to_dq(primal: Primal, dim: int) -> None:
             assert torch.equal(results[0], expected[0])
             for mine, other in zip(results, expected, strict=True):
                 assert_bits_but_the_last(mine, other)
-    assert "settle" in launched
+    assert "finish_dq" in launched
 
 
 def assert_bits_but_the_last(mine: torch.Tensor, other: torch.Tensor) -> None:
@@ -282,7 +282,7 @@ def test_sums_have_one_order_where_torch_is_told_so() -> None:
             results = [torch.autograd.grad(attention(*qkv, SOFTMAX, impl="ragged"), qkv, up) for _ in range(2)]
     finally:
         torch.use_deterministic_algorithms(False)
-    assert "settle" not in launched
+    assert "finish_dq" not in launched
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -295,7 +295,7 @@ def test_strided_queries_where_blocks_add_to_dq() -> None:
         for qkv in (views, copies):
             out = attention(*qkv, mechanism("sh", scales=(4, 1, 2, 1)), impl="ragged")
             results.append((out, *torch.autograd.grad(out.sum(), qkv)))  # an expanded gradient
-    assert "settle" in launched
+    assert "finish_dq" in launched
     for mine, other in zip(*results, strict=True):
         assert_bits_but_the_last(mine, other)
 

@@ -148,7 +148,7 @@ def options(warps: int, stages: int, registers: int = 0) -> dict[str, int]:
     return options | {"maxnreg": registers} if registers else options
 
 
-def kind(*tensors: Tensor | None) -> tuple[object, ...]:
+def specialised_by(*tensors: Tensor | None) -> tuple[object, ...]:
     """What a kernel is specialised by in tensors that a caller gave."""
     return tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() % 16 == 0) for x in tensors)
 
@@ -160,14 +160,14 @@ def precision(q: Tensor) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
-def three(x: Tensor) -> tuple[int, ...]:
-    """The strides of batch, head and row."""
-    return x.stride()[:3]
+def strides_of(*tensors: Tensor | None) -> tuple[int, ...]:
+    """The strides of batch, head and row of each; zeros of those that are not there."""
+    return tuple(stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3]))
 
 
-def eights(*tensors: Tensor) -> bool:
+def multiples_of_8_alone(*tensors: Tensor | None) -> bool:
     """Whether all strides are multiples of 8, so that 16 bytes can be read at a time, and not all are of 16."""
-    strides = [stride for x in tensors for stride in three(x)]
+    strides = strides_of(*tensors)
     return all(stride % 8 == 0 for stride in strides) and any(stride % 16 for stride in strides)
 
 

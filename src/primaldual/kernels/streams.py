@@ -10,9 +10,9 @@ import torch
 
 
 @functools.cache
-def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+def _stream(device: torch.device, index: int) -> torch.cuda.Stream:
     """The first goes before the others: they fill what the longest work leaves."""
-    return torch.cuda.Stream(device, priority=min(number - 3, 0))
+    return torch.cuda.Stream(device, priority=min(index - 3, 0))
 
 
 class Fork:
@@ -26,23 +26,23 @@ class Fork:
         self.others: list[torch.cuda.Stream] = []
         if parts > 1:
             self.current = torch.cuda.current_stream()
-            self.others = [_stream(self.current.device, number) for number in range(parts - 1)]
+            self.others = [_stream(self.current.device, index) for index in range(parts - 1)]
         for stream in self.others:
             stream.wait_stream(self.current)
 
     @contextmanager
-    def part(self, number: int) -> Iterator[None]:
-        if number >= len(self.others):
+    def part(self, index: int) -> Iterator[None]:
+        if index >= len(self.others):
             yield
             return
-        with torch.cuda.stream(self.others[number]):
+        with torch.cuda.stream(self.others[index]):
             yield
 
-    def wait(self, number: int) -> None:
+    def wait(self, index: int) -> None:
         """Go on, on the current stream, only after this part."""
-        if number < len(self.others):
-            self.current.wait_stream(self.others[number])
+        if index < len(self.others):
+            self.current.wait_stream(self.others[index])
 
     def join(self) -> None:
-        for number in range(len(self.others)):
-            self.wait(number)
+        for index in range(len(self.others)):
+            self.wait(index)

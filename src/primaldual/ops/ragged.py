@@ -26,7 +26,7 @@ from ..kernels.ragged.layout import HeadLayout
 from ..kernels.ragged.marks import marks
 from ..kernels.ragged.padded import Flat, flat, keep_padded, pool_padded
 from ..kernels.ragged.points import attend_points
-from ..kernels.ragged.tokens import attend_tokens, known
+from ..kernels.ragged.tokens import attend_tokens, has_tables
 from ..primal import Sparse, TrainingSet
 from . import sdpa
 from .problem import Problem, in_order, with_usual_scale
@@ -62,11 +62,11 @@ def refusal(problem: Problem) -> str | None:
         return "1/σ² over the few keys that the first queries see magnifies what does not cancel in the ragged kernel"
     if reason := limits.refusal(problem.q.dtype, problem.q.device, problem.q.shape[-1], problem.v.shape[-1]):
         return f"the ragged kernel {reason}"
-    if _capturing(problem) and not ragged_marks.known(*_marked(problem)):
+    if _capturing(problem) and not ragged_marks.has_marks(*_marked(problem)):
         return "the marks of its pattern are not on the device; run it once on a side stream before the capture"
     if _capturing(problem) and (_plain(problem) or (_padded(problem) and max(problem.scales) > 1)):
         p = problem
-        if not known(p.q, p.k, p.v, p.scales, p.is_causal, _plain(p)):
+        if not has_tables(p.q, p.k, p.v, p.scales, p.is_causal, _plain(p)):
             return "its tables are not on the device; run it once on a side stream before the capture"
     return None
 

@@ -172,11 +172,11 @@ class Tokens(torch.autograd.Function):
         found = []
         parts, factor = ctx.settings
         fork = _forked(parts, q)
-        for number, part in enumerate(parts):
-            with fork.part(number):
+        for index, part in enumerate(parts):
+            with fork.part(index):
                 mine = _Share(*(x[:, part.heads] for x in (grad, q, k, v, out, lse, dq, dk, dv)))
-                way = _tokens_by_cudnn if part.cudnn else _tokens_by_ours
-                found.append(way(part, mine, keys, values, factor, None if beta is None else beta[part.heads]))
+                gradients = _tokens_by_cudnn if part.cudnn else _tokens_by_ours
+                found.append(gradients(part, mine, keys, values, factor, None if beta is None else beta[part.heads]))
         fork.join()
         if not ctx.needs_input_grad[3]:
             return dq, dk, dv, *[None] * 3
@@ -255,9 +255,9 @@ class _Points(torch.autograd.Function):
         found = torch.empty_like(packed)
         q, dq = queries.of(packed), queries.of(found)
         fork = _forked(parts, q)
-        for number, part in enumerate(parts):
+        for index, part in enumerate(parts):
             heads = part.heads
-            with fork.part(number):
+            with fork.part(index):
                 if part.cudnn:
                     keys, values = (_heads_of(packed, part, B, D, side) for side in (False, True))
                     each = by_cudnn(grad[:, heads], q[:, heads], keys, values, out[:, heads], lse[:, heads])

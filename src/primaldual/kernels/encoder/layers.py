@@ -105,10 +105,10 @@ class _FeedForward(Function):
 
         h = torch.bmm(x, weight1.mT)
         hidden = torch.empty_like(h)
-        how = divided(h, 8)
+        work = divided(h, 8)
         seed, numbers = drop_arguments(drop1, h)
-        activation_kernels.activate[how.grid](
-            h, bias1, seed, hidden, bias1.stride(0), how.rows, how.span, *numbers, **how.shape,
+        activation_kernels.activate[work.grid](
+            h, bias1, seed, hidden, bias1.stride(0), work.rows, work.span, *numbers, **work.shape,
             DROPOUT=drop1 is not None,
         )  # fmt: skip
         norm = Norm(norm_weight, norm_bias, mean, variance)
@@ -134,11 +134,11 @@ class _FeedForward(Function):
             da = dx.clone()  # dx is added to below
         dhidden = torch.bmm(da, weight2)
         dh = torch.empty_like(h)
-        how = divided(h, 6)
-        sums = h.new_empty(how.members, how.runs, how.width, dtype=torch.float32)
+        work = divided(h, 6)
+        sums = h.new_empty(work.members, work.runs, work.width, dtype=torch.float32)
         seed, numbers = drop_arguments(drop1, h)
-        activation_kernels.activate_backward[how.grid](
-            dhidden, h, bias1, seed, dh, sums, bias1.stride(0), how.rows, how.span, *numbers, **how.shape,
+        activation_kernels.activate_backward[work.grid](
+            dhidden, h, bias1, seed, dh, sums, bias1.stride(0), work.rows, work.span, *numbers, **work.shape,
             DROPOUT=drop1 is not None,
         )  # fmt: skip
         dweight2, dweight1 = weight_gradient(da, hidden), weight_gradient(dh, x)

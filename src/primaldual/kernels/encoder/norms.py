@@ -30,35 +30,35 @@ def normalised(
     from . import norm_kernels as kernels
 
     of_batch = norm.mean is not None
-    how = divided(x, 4)
+    work = divided(x, 4)
     r, y = torch.empty_like(x), torch.empty_like(x)
     seed, numbers = drop_arguments(drop, x)
-    sums = x.new_empty(how.members, how.runs, 2, how.width, dtype=torch.float32) if of_batch and training else x
-    kernels.add[how.grid](
-        x, a, a_bias, seed, norm.mean if of_batch else x, r, sums, a_bias.stride(0), how.rows, how.span, *numbers,
-        **how.shape, DROPOUT=drop is not None, SUMS=of_batch and training,
+    sums = x.new_empty(work.members, work.runs, 2, work.width, dtype=torch.float32) if of_batch and training else x
+    kernels.add[work.grid](
+        x, a, a_bias, seed, norm.mean if of_batch else x, r, sums, a_bias.stride(0), work.rows, work.span, *numbers,
+        **work.shape, DROPOUT=drop is not None, SUMS=of_batch and training,
     )  # fmt: skip
     assert norm.weight.stride(0) == norm.bias.stride(0)
     if not of_batch:
         warps = 8 if x.shape[-1] >= 512 else 4
-        how = divided(x, 32 // warps, whole_rows=True)
-        moments = x.new_empty(how.members, how.rows, 2, dtype=torch.float32)
-        kernels.layer_normal[how.grid](
-            r, norm.weight, norm.bias, y, moments, norm.weight.stride(0), how.rows, how.span, EPS, **how.shape,
+        work = divided(x, 32 // warps, whole_rows=True)
+        moments = x.new_empty(work.members, work.rows, 2, dtype=torch.float32)
+        kernels.layer_normal[work.grid](
+            r, norm.weight, norm.bias, y, moments, norm.weight.stride(0), work.rows, work.span, EPS, **work.shape,
             num_warps=warps,
         )  # fmt: skip
         return y, r, moments
     assert norm.mean is not None and norm.variance is not None
     if training:
-        moments = x.new_empty(how.members, 2, how.width, dtype=torch.float32)
-        kernels.batch_moments[(-(-how.width // 16), how.members)](
-            sums, norm.mean, norm.variance, moments, how.rows, how.runs, MOMENTUM, EPS, D=how.width, BD=16, BP=64
+        moments = x.new_empty(work.members, 2, work.width, dtype=torch.float32)
+        kernels.batch_moments[(-(-work.width // 16), work.members)](
+            sums, norm.mean, norm.variance, moments, work.rows, work.runs, MOMENTUM, EPS, D=work.width, BD=16, BP=64
         )
     else:
         moments = torch.stack((norm.mean, (norm.variance + EPS).rsqrt()), 1)
-    how = divided(x, 8)
-    kernels.batch_normal[how.grid](
-        r, moments, norm.weight, norm.bias, y, norm.weight.stride(0), how.rows, how.span, **how.shape
+    work = divided(x, 8)
+    kernels.batch_normal[work.grid](
+        r, moments, norm.weight, norm.bias, y, norm.weight.stride(0), work.rows, work.span, **work.shape
     )
     return y, r, moments
 
@@ -74,22 +74,22 @@ def normalised_backward(
     seed, numbers = drop_arguments(drop, r)
     if not of_batch:
         warps = 8 if r.shape[-1] >= 512 else 4
-        how = divided(r, 16 // warps, whole_rows=True)
-        sums = r.new_empty(how.members, how.runs, 3, how.width, dtype=torch.float32)
-        kernels.layer_backward[how.grid](
-            dy, r, moments, weight, seed, dr, da, sums, weight.stride(0), how.rows, how.span, *numbers, **how.shape,
+        work = divided(r, 16 // warps, whole_rows=True)
+        sums = r.new_empty(work.members, work.runs, 3, work.width, dtype=torch.float32)
+        kernels.layer_backward[work.grid](
+            dy, r, moments, weight, seed, dr, da, sums, weight.stride(0), work.rows, work.span, *numbers, **work.shape,
             DROPOUT=drop is not None, num_warps=warps,
         )  # fmt: skip
         dbias, dweight, da_bias = fold(sums, torch.float32).unbind(1)
         return dr, da, da_bias, dweight, dbias
-    how = divided(r, 6)
-    sums = r.new_empty(how.members, how.runs, 2, how.width, dtype=torch.float32)
-    kernels.batch_sums[how.grid](dy, r, moments, sums, how.rows, how.span, **how.shape)
+    work = divided(r, 6)
+    sums = r.new_empty(work.members, work.runs, 2, work.width, dtype=torch.float32)
+    kernels.batch_sums[work.grid](dy, r, moments, sums, work.rows, work.span, **work.shape)
     found = fold(sums, torch.float32)
-    how = divided(r, 4)
-    da_sums = r.new_empty(how.members, how.runs, how.width, dtype=torch.float32)
-    kernels.batch_backward[how.grid](
-        dy, r, moments, found, weight, seed, dr, da, da_sums, weight.stride(0), how.rows, how.span, *numbers,
-        **how.shape, DROPOUT=drop is not None,
+    work = divided(r, 4)
+    da_sums = r.new_empty(work.members, work.runs, work.width, dtype=torch.float32)
+    kernels.batch_backward[work.grid](
+        dy, r, moments, found, weight, seed, dr, da, da_sums, weight.stride(0), work.rows, work.span, *numbers,
+        **work.shape, DROPOUT=drop is not None,
     )  # fmt: skip
     return dr, da, fold(da_sums, r.dtype), found[:, 1], found[:, 0]

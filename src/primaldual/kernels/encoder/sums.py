@@ -29,9 +29,9 @@ def row_sum(x: Tensor) -> Tensor:
     """[members, width], the sum over rows."""
     from . import sum_kernels
 
-    how = divided(x, 8)
-    sums = x.new_empty(how.members, how.runs, how.width, dtype=torch.float32)
-    sum_kernels.column_sums[how.grid](x, sums, how.rows, how.span, **how.shape)
+    work = divided(x, 8)
+    sums = x.new_empty(work.members, work.runs, work.width, dtype=torch.float32)
+    sum_kernels.column_sums[work.grid](x, sums, work.rows, work.span, **work.shape)
     return fold(sums, x.dtype)
 
 

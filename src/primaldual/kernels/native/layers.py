@@ -22,11 +22,11 @@ from ..ragged import tokens as ragged_tokens
 from ..ragged.launch import Call
 from ..ragged.passes import Shift
 from . import library as native
-from . import replay as recipe
+from . import replay
 
 
 def attend(
-    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, number: float,
+    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, factor: float,
     beta: Tensor | None, dropout_p: float, seed: Tensor | None, *, pool_first: bool,
 ) -> Tensor | None:  # fmt: skip
     """Head outputs [N, heads, L, head_dim]; None where the compiled part is not there, or refuses.
@@ -36,40 +36,40 @@ def attend(
     if captured(x) or (library := native.library()) is None:
         return None
     kind = (2 if pool_first else 1, recentred, groups.heads, *groups.scales)
-    way = _grouped if pool_first else _unpooled
+    passes = _grouped if pool_first else _unpooled
     inputs = x.contiguous(), weight, bias, beta, seed
-    return recipe.attend(
-        library, kind, (number, dropout_p), inputs, lambda: way(groups, recentred, number, dropout_p)
+    return replay.attend(
+        library, kind, (factor, dropout_p), inputs, lambda: passes(groups, recentred, factor, dropout_p)
     )  # fmt: skip
 
 
 def attend_by_cudnn(
-    x: Tensor, weight: Tensor, bias: Tensor | None, heads: int, number: float, beta: Tensor | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, heads: int, factor: float, beta: Tensor | None
 ) -> Tensor | None:
     """The same of re-centred heads that are not scaled, with cuDNN's attention; None where that is not to be had."""
     if captured(x) or (library := native.library()) is None or not _cudnn_takes(x.shape[1]):
         return None
     inputs = x.contiguous(), weight, bias, beta, None
-    return recipe.attend(library, (3, heads), (number,), inputs, lambda: _by_cudnn(x, heads, number))
+    return replay.attend(library, (3, heads), (factor,), inputs, lambda: _by_cudnn(x, heads, factor))
 
 
 def _cudnn_takes(tokens: int) -> bool:
     return torch.backends.cuda.cudnn_sdp_enabled() and not cudnn.wrong_gradients(tokens)
 
 
-def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) -> recipe.Way:
+def _unpooled(groups: Groups, recentred: bool, factor: float, dropout_p: float) -> replay.Passes:
     scales = groups.scales
 
     def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
         x, weight, bias, beta, seed = inputs
-        q, k, v, mean = unpooled.forward(x, weight, bias, beta, groups, recentred, number)
+        q, k, v, mean = unpooled.forward(x, weight, bias, beta, groups, recentred, factor)
         out, lse, keys, values, *_ = ragged_tokens.tokens_forward(
             q, k, v, None, scales, False, dropout_p, seed, back=back
         )  # fmt: skip
         return out, (q, k, v, out, lse, keys, values, mean)
 
     def backward(
-        grad: Tensor, inputs: Any, wanted: recipe.Wanted, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        grad: Tensor, inputs: Any, wanted: replay.Wanted, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
         keys: Tensor, values: Tensor, mean: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x, weight, bias, beta, seed = inputs
@@ -77,37 +77,37 @@ def _unpooled(groups: Groups, recentred: bool, number: float, dropout_p: float) 
             grad, q, k, v, None, out, lse, keys, values, scales, False, dropout_p, seed, together=True
         )
         dtype = None if bias is None else bias.dtype
-        return *unpooled.backward(found, x, weight, beta, mean, groups, recentred, number, dtype, wanted), None
+        return *unpooled.backward(found, x, weight, beta, mean, groups, recentred, factor, dtype, wanted), None
 
-    return recipe.Way(forward, backward)
+    return replay.Passes(forward, backward)
 
 
-def _by_cudnn(like: Tensor, heads: int, number: float) -> recipe.Way:
+def _by_cudnn(like: Tensor, heads: int, factor: float) -> replay.Passes:
     """The steps of `recentred`, with cuDNN's attention between."""
     B, N, E = like.shape
     q, k, v = like.new_empty(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4)
     if not cudnn.usable(q, k, v):
-        raise recipe.RefusedError("cuDNN's attention does not take these heads")
+        raise replay.RefusedError("cuDNN's attention does not take these heads")
 
     def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
         x, weight, bias, beta, _ = inputs
-        q, k, v, mean = recentred.forward(x, weight, bias, beta, None, number, heads)
+        q, k, v, mean = recentred.forward(x, weight, bias, beta, None, factor, heads)
         out, lse = cudnn.fused(q, k, v)
         return out, (q, k, v, out, lse, mean)
 
     def backward(
-        grad: Tensor, inputs: Any, wanted: recipe.Wanted, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        grad: Tensor, inputs: Any, wanted: replay.Wanted, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
         mean: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x, weight, bias, beta, _ = inputs
         found = cudnn.fused_back(grad, q, k, v, out, lse)
         dtype = None if bias is None else bias.dtype
-        return *recentred.backward(found, x, weight, beta, None, mean, number, dtype, wanted), None
+        return *recentred.backward(found, x, weight, beta, None, mean, factor, dtype, wanted), None
 
-    return recipe.Way(forward, backward)
+    return replay.Passes(forward, backward)
 
 
-def _grouped(groups: Groups, recentred: bool, number: float, dropout_p: float) -> recipe.Way:
+def _grouped(groups: Groups, recentred: bool, factor: float, dropout_p: float) -> replay.Passes:
     queries = Queries(groups.batch, groups.heads, groups.tokens, groups.head_dim, groups.row)
 
     def call(shift: Tensor | None, seed: Tensor | None) -> Call:
@@ -115,14 +115,14 @@ def _grouped(groups: Groups, recentred: bool, number: float, dropout_p: float) -
 
     def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Any, ...]]:
         x, weight, bias, beta, seed = inputs
-        flat, shift, rows, mean = grouped.forward(x, weight, bias, beta, groups, recentred, number)
+        flat, shift, rows, mean = grouped.forward(x, weight, bias, beta, groups, recentred, factor)
         q = queries.of(flat)
         shifted = q if back and shift is not None else None
         out, lse = ragged_launch.forward(q, flat, flat, groups.head_dim, call(shift, seed), shifted)
         return out, (flat, rows, mean, out, lse)
 
     def backward(
-        grad: Tensor, inputs: Any, wanted: recipe.Wanted, flat: Tensor, rows: Tensor, mean: Tensor | None, out: Tensor,
+        grad: Tensor, inputs: Any, wanted: replay.Wanted, flat: Tensor, rows: Tensor, mean: Tensor | None, out: Tensor,
         lse: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x, _, bias, beta, seed = inputs
@@ -131,6 +131,6 @@ def _grouped(groups: Groups, recentred: bool, number: float, dropout_p: float) -
             grad, queries.of(flat), flat, flat, out, lse, call(None, seed), found, found, 0, dq=queries.of(found)
         )
         dtype = None if bias is None else bias.dtype
-        return *grouped.backward(found, x, rows, beta, mean, groups, number, dtype, wanted), None
+        return *grouped.backward(found, x, rows, beta, mean, groups, factor, dtype, wanted), None
 
-    return recipe.Way(forward, backward)
+    return replay.Passes(forward, backward)

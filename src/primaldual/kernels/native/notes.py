@@ -1,4 +1,4 @@
-"""Steps that are noted down instead of taken, for the compiled part to take them (`recipe`).
+"""Steps that are noted down instead of taken, for the compiled part to take them (`replay`).
 
 Triton's launches go through `launching`, matrix products and rows in another order through here, and cuDNN's attention
 through `cudnn`: what a walk of the Python path does otherwise is not noted.

@@ -39,8 +39,8 @@ Wanted = tuple[bool, ...]
 """Five of each."""
 
 
-class Way(NamedTuple):
-    """A kind of attention as Python does it.
+class Passes(NamedTuple):
+    """A kind of attention as Python does it, both passes.
 
     forward(inputs, back) gives the output, and what the way back needs if there is one. backward(grad, inputs, wanted,
     *that) gives the gradients of the inputs, at least of those that are wanted.
@@ -51,11 +51,11 @@ class Way(NamedTuple):
 
 
 def attend(
-    library: ModuleType, kind: tuple[int, ...], numbers: tuple[float, ...], inputs: Inputs, way: Callable[[], Way]
+    library: ModuleType, kind: tuple[int, ...], numbers: tuple[float, ...], inputs: Inputs, passes: Callable[[], Passes]
 ) -> Tensor | None:
     """The output, by the compiled part, which learns a kind of call when it first sees it; None where it refuses.
 
-    Beside the inputs, `kind` and `numbers` tell calls apart: whatever the way depends on.
+    Beside the inputs, `kind` and `numbers` tell calls apart: whatever the passes depend on.
     """
     x = inputs[0]
     assert x is not None
@@ -65,7 +65,7 @@ def attend(
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         try:
-            parts = _learn(way(), inputs)
+            parts = _learn(passes(), inputs)
         except (RefusedError, torch.OutOfMemoryError) as error:  # all that both passes need is there at once
             logger.debug("attention of kind %s stays in Python: %s", kind, error)
             parts = [], [], {}, None, (0, 0, 0, 0), [], (None,) * 5
@@ -74,17 +74,17 @@ def attend(
     return out if isinstance(out, Tensor) else None
 
 
-def _learn(way: Way, inputs: Inputs) -> tuple[Any, ...]:
+def _learn(passes: Passes, inputs: Inputs) -> tuple[Any, ...]:
     if hooked():
         raise RefusedError("something listens to Triton's launches")
     wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
     with torch.no_grad(), torch.cuda.device_of(inputs[0]):
-        _walk(way, inputs, wanted)  # what is looked up later is made
-        with _Made() as made:
-            return _parts(_walk(way, inputs, wanted), made.storages)
+        _walk(passes, inputs, wanted)  # what is looked up later is made
+        with _Allocations() as made:
+            return _parts(_walk(passes, inputs, wanted), made.storages)
 
 
-class _Made(TorchDispatchMode):
+class _Allocations(TorchDispatchMode):
     """Notes memory that is allocated, and lets nothing else happen: it would not be noted down."""
 
     def __init__(self) -> None:
@@ -120,14 +120,14 @@ class _Walk(NamedTuple):
         return [*enumerate(self.inputs), (OUT, self.out), (GRAD, self.grad)]
 
 
-def _walk(way: Way, inputs: Inputs, wanted: Sequence[bool]) -> _Walk:
+def _walk(passes: Passes, inputs: Inputs, wanted: Sequence[bool]) -> _Walk:
     given = tuple(None if x is None else _like(x) for x in inputs)
     back = any(wanted)
     with noted() as steps:
-        out, state = way.forward(given, back)
+        out, state = passes.forward(given, back)
         many = len(steps)
         grad = torch.empty_like(out) if back else None
-        found = way.backward(grad, given, wanted, *state) if back else (None,) * 5
+        found = passes.backward(grad, given, wanted, *state) if back else (None,) * 5
     gradients = [x if want else None for x, want in zip(found, wanted, strict=True)]
     return _Walk(given, out, grad, gradients, steps[:many], steps[many:])
 
@@ -139,7 +139,7 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty(size + offset, dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride(), offset)
 
 
-class _Span(NamedTuple):
+class _Lifetime(NamedTuple):
     """The first and the last step of a pass that need some memory, its bytes, and the type of its first tensor."""
 
     first: int
@@ -148,13 +148,13 @@ class _Span(NamedTuple):
     dtype: torch.dtype
 
 
-def _spans(steps: Sequence[Noted]) -> dict[int, _Span]:
-    found: dict[int, _Span] = {}
-    for number, step in enumerate(steps):
+def _lifetimes(steps: Sequence[Noted]) -> dict[int, _Lifetime]:
+    found: dict[int, _Lifetime] = {}
+    for at, step in enumerate(steps):
         for x in step.tensors if isinstance(step, Launch) else step:
             if x is not None:
-                new = _Span(number, number, x.untyped_storage().nbytes(), x.dtype)
-                found[_storage(x)] = found.get(_storage(x), new)._replace(last=number)
+                new = _Lifetime(at, at, x.untyped_storage().nbytes(), x.dtype)
+                found[_storage(x)] = found.get(_storage(x), new)._replace(last=at)
     return found
 
 
@@ -178,7 +178,7 @@ class _Places:
                     self.at[_storage(x)] = self.buffers, 0
                     self.buffers += 1
                 self.by_torch.add(self.at[_storage(x)][0])
-        forward, backward = _spans(walk.forward), _spans(walk.backward)
+        forward, backward = _lifetimes(walk.forward), _lifetimes(walk.backward)
         self.saved = sorted({self.at[x][0] for x in forward.keys() & backward.keys() if x in self.at} & self.by_torch)
         free = made - self.at.keys()
         self.kept = self._divide(KEPT, {x: span for x, span in forward.items() if x in free and x in backward})
@@ -187,7 +187,7 @@ class _Places:
             for mine, other in ((forward, backward), (backward, forward))
         ]
 
-    def _divide(self, buffer: int, spans: dict[int, _Span]) -> int:
+    def _divide(self, buffer: int, spans: dict[int, _Lifetime]) -> int:
         """Give small memory a place in a buffer, and large one that is not kept a buffer of its own; the size."""
         size = 0
         for storage, span in spans.items():
@@ -214,14 +214,14 @@ class _Places:
 
     def steps(self, steps: Sequence[Noted], made: Container[int]) -> list[tuple[Any, ...]]:
         """With memory, where buffers are `made` here, from the first step that needs it to the last."""
-        spans = {self.at[x][0]: span for x, span in _spans(steps).items() if x in self.at and self.at[x][0] in made}
+        spans = {self.at[x][0]: span for x, span in _lifetimes(steps).items() if x in self.at and self.at[x][0] in made}
         found: list[tuple[Any, ...]] = []
-        for number, step in enumerate(steps):
+        for at, step in enumerate(steps):
             for buffer, span in spans.items():
-                if span.first == number and buffer not in self.by_torch:
+                if span.first == at and buffer not in self.by_torch:
                     found.append((buffer, span.size // span.dtype.itemsize, span.dtype))
             found.append(self._step(step))
-            done = [buffer for buffer, span in spans.items() if span.last == number and buffer >= FIRST]
+            done = [buffer for buffer, span in spans.items() if span.last == at and buffer >= FIRST]
             found += [(buffer,) for buffer in done if buffer not in self.saved]
         return found
 
@@ -232,7 +232,7 @@ class _Places:
             return *(self.view(x) for x in step[:3]), None if step.add is None else self.view(step.add)
         if isinstance(step, Gather):
             return self.view(step.out), self.view(step.x), step.order
-        given = [(self.at[_storage(x)][0], _lie(x)) for x in step.given]
+        given = [(self.at[_storage(x)][0], _in_memory(x)) for x in step.given]
         return tuple(self.view(x) for x in step[: -len(given)]), given
 
 
@@ -242,18 +242,19 @@ def _parts(walk: _Walk, made: set[int]) -> tuple[Any, ...]:
     own = range(FIRST, places.buffers)
     forward = places.steps(walk.forward, {OUT, *own})
     backward = places.steps(walk.backward, {*range(RESULTS, FIRST), *own})
-    read = _spans(walk.backward)
+    read = _lifetimes(walk.backward)
     of_torch = {places.at[_storage(x)][0]: x for step in walk.forward if isinstance(step, Fused) for x in step.given}
     given = dict(walk.given) | {buffer: x for buffer, x in of_torch.items() if buffer in places.saved}
-    lies = {buffer: _lie(x) for buffer, x in given.items() if x is not None and _storage(x) in read}
+    read_as = {buffer: _in_memory(x) for buffer, x in given.items() if x is not None and _storage(x) in read}
     gradients = [None if x is None else places.view(x) for x in walk.gradients]
     for step in (*walk.forward, *walk.backward):
         if isinstance(step, Launch):
             _held.append((step.ready, [x for x in step.tensors if x is not None and places.of(x) is None]))
     sizes = places.buffers, places.kept, *places.scratch
     apart = [buffer for buffer in places.saved if buffer >= FIRST]
-    return forward, backward, lies, _lie(walk.out), sizes, apart, gradients
+    return forward, backward, read_as, _in_memory(walk.out), sizes, apart, gradients
 
 
-def _lie(x: Tensor) -> tuple[Any, ...]:
+def _in_memory(x: Tensor) -> tuple[Any, ...]:
+    """Sizes, strides, type, and whether it begins at a multiple of 16 bytes."""
     return tuple(x.shape), x.stride(), x.dtype, x.data_ptr() % 16 == 0

@@ -93,8 +93,8 @@ def layout(groups: Groups) -> Layout:
     """Where each head's keys and values are in the flat buffer, longest heads first."""
     entries = []
     D, offsets = groups.head_dim, [0, *accumulate(groups.sizes)]
-    for number, ((scale, heads), windows) in enumerate(zip(groups.groups, groups.windows, strict=True)):
-        part = number + 1 - groups.pooled.start
+    for at, ((scale, heads), windows) in enumerate(zip(groups.groups, groups.windows, strict=True)):
+        part = at + 1 - groups.pooled.start
         first, width = offsets[part] + (0 if part else groups.heads * D), groups.columns[part]
         for place, head in enumerate(heads):
             of_keys = first + place * D
@@ -105,42 +105,42 @@ def layout(groups: Groups) -> Layout:
 
 
 def project(
-    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, number: float,
+    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, factor: float,
     beta: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The flat buffer of queries, keys and values; and βμ [B, H, D] where heads are re-centred.
 
     βμ is to be taken off the queries and used for nothing else: its gradient is found here, from theirs.
     """
-    return _Projected.apply(x, weight, bias, beta, groups, recentred, number)
+    return _Projected.apply(x, weight, bias, beta, groups, recentred, factor)
 
 
 class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool,
-        number: float,
+        factor: float,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         x = x.contiguous()
-        flat, shift, rows, mean = forward(x, weight, bias, beta, groups, recentred, number)
+        flat, shift, rows, mean = forward(x, weight, bias, beta, groups, recentred, factor)
         if shift is not None:
             ctx.mark_non_differentiable(shift)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, rows, beta, None if beta is None else mean)
-        ctx.settings = groups, number, None if bias is None else bias.dtype
+        ctx.settings = groups, factor, None if bias is None else bias.dtype
         return flat, shift
 
     @staticmethod
     @differentiated_once
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         x, rows, beta, mean = ctx.saved_tensors
-        groups, number, bias_dtype = ctx.settings
-        found = backward(grad, x, rows, beta, mean, groups, number, bias_dtype, ctx.needs_input_grad)
+        groups, factor, bias_dtype = ctx.settings
+        found = backward(grad, x, rows, beta, mean, groups, factor, bias_dtype, ctx.needs_input_grad)
         return *found, None, None, None
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool, number: float
+    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool, factor: float
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """The flat buffer and βμ; the weight's rows in the order of its parts, and μ."""
     E = x.shape[-1]
@@ -152,7 +152,7 @@ def forward(
     with fork.part(0):
         pooled, sums = _pool(x, groups, recentred)
         if sums is not None:
-            mean, shift = shift_of(sums, weight, bias, beta, number, groups.heads, tables.means)
+            mean, shift = shift_of(sums, weight, bias, beta, factor, groups.heads, tables.means)
     rows = gather(weight, tables.order)
     if bias is not None:
         biases = gather(bias, tables.order).split(groups.columns)
@@ -166,7 +166,7 @@ def forward(
 
 
 def backward(
-    grad: Tensor, x: Tensor, rows: Tensor, beta: Tensor | None, mean: Tensor | None, groups: Groups, number: float,
+    grad: Tensor, x: Tensor, rows: Tensor, beta: Tensor | None, mean: Tensor | None, groups: Groups, factor: float,
     bias_dtype: torch.dtype | None, wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of x, weight, bias and β, where they are wanted, from that of the flat buffer."""
@@ -180,7 +180,7 @@ def backward(
     dbeta = None
 
     sums = column_sums(of_tokens[:, :E].unflatten(0, x.shape[:2]))
-    of_values = _finish(grad, sums, beta, number, groups)
+    of_values = _finish(grad, sums, beta, factor, groups)
     fork = forked(x, 3)
     with fork.part(0):
         if dx is not None:
@@ -196,7 +196,7 @@ def backward(
             for part, inputs, to in zip(of_points, pooled, drows.split(groups.columns)[1:], strict=True):
                 product(part.T, inputs, to)
         if dbias is not None:
-            bias_gradients(sums, of_values, beta, number, dbias, groups)
+            bias_gradients(sums, of_values, beta, factor, dbias, groups)
         if want_beta and beta is not None and mean is not None:
             dbeta = beta_gradient(sums, mean, beta.dtype)
     if drows is not None:
@@ -214,7 +214,7 @@ class _Tables(NamedTuple):
     pooled: Tensor  # scale, windows and first point of each pooled group
     means: Tensor  # of each head: where its sums are, and of how many points
     heads: Tensor  # of each head: itself, its points; offsets of keys and values, strides of batch and row, in heads
-    votes: Tensor  # scale and windows of each head
+    windows_of_heads: Tensor  # scale and windows of each head
 
 
 @on_device(most=256)
@@ -238,9 +238,9 @@ def _tables(groups: Groups, device: torch.device) -> _Tables:
     return _Tables(rows, rows.argsort(), put(pooled), put(means), heads_at, put(of_heads))
 
 
-def votes(groups: Groups, device: torch.device) -> Tensor:
+def windows_of_heads(groups: Groups, device: torch.device) -> Tensor:
     """Scale and windows of each head, [H, 2]."""
-    return _tables(groups, device).votes
+    return _tables(groups, device).windows_of_heads
 
 
 def _pool(x: Tensor, groups: Groups, want_sums: bool) -> tuple[Sequence[Tensor], Tensor | None]:
@@ -255,37 +255,37 @@ def _pool(x: Tensor, groups: Groups, want_sums: bool) -> tuple[Sequence[Tensor],
 
 
 def shift_of_groups(
-    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, number: float, groups: Groups
+    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, factor: float, groups: Groups
 ) -> tuple[Tensor, Tensor]:
     """μ and βμ, [B, H, D] each, from tokens that are not pooled."""
     B, N, E = x.shape
     sums = x.new_empty(B, len(groups.distinct), -(-N // BLOCK), E, dtype=torch.float32)
     for n, scale in enumerate(groups.distinct):
         column_sums(x, out=sums[:, n], scale=scale)
-    return shift_of(sums, weight, bias, beta, number, groups.heads, _tables(groups, x.device).means)
+    return shift_of(sums, weight, bias, beta, factor, groups.heads, _tables(groups, x.device).means)
 
 
-def _finish(grad: Tensor, sums: Tensor, beta: Tensor | None, number: float, groups: Groups) -> Tensor:
+def _finish(grad: Tensor, sums: Tensor, beta: Tensor | None, factor: float, groups: Groups) -> Tensor:
     """The gradient of μ, −β Σ_i dq_i, shared out among those of the keys; and sums of the values', [.., E]."""
     B, H, D = groups.batch, groups.heads, groups.head_dim
     blocks = -(-max(groups.windows) // BLOCK)
     found = sums.new_empty(B * blocks, H * D)
     launch(
         "finish", (blocks, 2 * H, B), (grad, sums, beta, found, _tables(groups, sums.device).heads),
-        (H, sums.shape[1], number, D, power_of_2(D), BLOCK, min(32, power_of_2(sums.shape[1])),
-         beta is not None or number != 0.0, beta is not None),
+        (H, sums.shape[1], factor, D, power_of_2(D), BLOCK, min(32, power_of_2(sums.shape[1])),
+         beta is not None or factor != 0.0, beta is not None),
     )  # fmt: skip
     return found
 
 
 def bias_gradients(
-    sums: Tensor, of_values: Tensor, beta: Tensor | None, number: float, out: Tensor, groups: Groups
+    sums: Tensor, of_values: Tensor, beta: Tensor | None, factor: float, out: Tensor, groups: Groups
 ) -> None:  # fmt: skip
     """Gradients of the biases of queries, keys and values."""
     E = sums.shape[-1]
     launch(
         "biases", (-(-E // 32), 3, 1), (sums, of_values, beta, out),
-        (sums.numel() // E, of_values.shape[0], E, number, groups.head_dim, 128, 32, beta is not None),
+        (sums.numel() // E, of_values.shape[0], E, factor, groups.head_dim, 128, 32, beta is not None),
     )  # fmt: skip
 
 

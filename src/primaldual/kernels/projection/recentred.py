@@ -49,32 +49,32 @@ class Recentred(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, share: Tensor | None,
-        number: float, heads: int,
+        factor: float, heads: int,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         x = x.contiguous()
-        *found, mean = forward(x, weight, bias, beta, share, number, heads)
+        *found, mean = forward(x, weight, bias, beta, share, factor, heads)
         ctx.save_for_backward(x, weight, beta, share, None if beta is None else mean)
-        ctx.settings = number, None if bias is None else bias.dtype
+        ctx.settings = factor, None if bias is None else bias.dtype
         return tuple(found)
 
     @staticmethod
     @differentiated_once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, beta, share, mean = ctx.saved_tensors
-        number, bias_dtype = ctx.settings
-        found = backward(gradients, x, weight, beta, share, mean, number, bias_dtype, ctx.needs_input_grad)
+        factor, bias_dtype = ctx.settings
+        found = backward(gradients, x, weight, beta, share, mean, factor, bias_dtype, ctx.needs_input_grad)
         return *found, None, None, None
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, share: Tensor | None, number: float, heads: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, share: Tensor | None, factor: float, heads: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys, values, and μ."""
     B, N, E = x.shape
     packed = x.new_empty(B, N, 3 * E)
     fork = forked(x, 2)
     with fork.part(0):
-        mean, shift = _mean(x, weight, bias, share, beta, number, heads)
+        mean, shift = _mean(x, weight, bias, share, beta, factor, heads)
     affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
     fork.join()
     q, k, v = packed.view(B, N, 3, heads, E // heads).permute(2, 0, 3, 1, 4).unbind(0)
@@ -84,12 +84,12 @@ def forward(
 
 def backward(
     gradients: Sequence[Tensor], x: Tensor, weight: Tensor, beta: Tensor | None, share: Tensor | None,
-    mean: Tensor | None, number: float, bias_dtype: torch.dtype | None, wanted: Sequence[bool],
+    mean: Tensor | None, factor: float, bias_dtype: torch.dtype | None, wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of x, weight, bias and β, where they are wanted, from those of q, k and v."""
     want_x, want_weight, want_bias, want_beta = wanted[:4]
     dq, dk, dv = gradients
-    dqkv, sums = _assemble(dq, dk, dv, share, beta, number)
+    dqkv, sums = _assemble(dq, dk, dv, share, beta, factor)
     dx = torch.empty_like(x) if want_x else None
     dweight = torch.empty_like(weight) if want_weight else None
     dbias = torch.empty(weight.shape[0], dtype=bias_dtype, device=x.device) if want_bias else None
@@ -109,7 +109,7 @@ def backward(
 
 
 def _chunks(tokens: int) -> tuple[int, int, tuple[int, ...]]:
-    """Tokens of a chunk, the number of chunks, and the phases of the work."""
+    """Tokens of a chunk, how many chunks, and the phases of the work."""
     if tokens <= WHOLE:
         return tokens, 1, (0,)
     return CHUNK, -(-tokens // CHUNK), (1, 2)
@@ -132,14 +132,14 @@ def recentre(q: Tensor, shift: Tensor) -> None:
 
 
 def _mean(
-    x: Tensor, weight: Tensor, bias: Tensor | None, share: Tensor | None, beta: Tensor | None, number: float, heads: int
+    x: Tensor, weight: Tensor, bias: Tensor | None, share: Tensor | None, beta: Tensor | None, factor: float, heads: int
 ) -> tuple[Tensor, Tensor]:
     """μ and βμ, [B, H, D] each, from the mean of the inputs over the tokens that are seen."""
     B, N, E = x.shape
     if launches(x):
         table = _one_group(heads, N if share is None else 1, x.device)
         sums = column_sums(x, share).unsqueeze(1)
-        return shift_of(sums, weight, bias, beta, number, heads, table, None if share is None else share.sum(1))
+        return shift_of(sums, weight, bias, beta, factor, heads, table, None if share is None else share.sum(1))
     with torch.autocast(x.device.type, enabled=False):  # statistics are not rounded
         if share is None:
             share = x.new_full((B, N), 1 / N, dtype=wide(x))
@@ -148,7 +148,7 @@ def _mean(
         if bias is not None:
             mean = mean + share.sum(1, keepdim=True) * bias[E : 2 * E]
     mean = mean.view(B, heads, -1)
-    return mean, mean * (number if beta is None else beta[:, None])
+    return mean, mean * (factor if beta is None else beta[:, None])
 
 
 @on_device(most=256)
@@ -172,7 +172,7 @@ def column_sums(x: Tensor, share: Tensor | None = None, out: Tensor | None = Non
 
 
 def shift_of(
-    sums: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, number: float, heads: int, table: Tensor,
+    sums: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, factor: float, heads: int, table: Tensor,
     seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """μ and βμ, [B, H, D] each, from sums [B, groups, blocks, E] of inputs; table: group and points of each head.
@@ -187,21 +187,21 @@ def shift_of(
     launch(
         "shift", (heads * -(-D // piece), B, 1),
         (sums, weight, bias, beta, seen, table, mean, shift),
-        (heads, E, G, blocks, number, D, piece, min(512, power_of_2(E)), min(32, power_of_2(blocks)), bias is not None,
+        (heads, E, G, blocks, factor, D, piece, min(512, power_of_2(E)), min(32, power_of_2(blocks)), bias is not None,
          beta is not None, seen is not None),
     )  # fmt: skip
     return mean, shift
 
 
 def _assemble(
-    dq: Tensor, dk: Tensor, dv: Tensor, share: Tensor | None, beta: Tensor | None, number: float
+    dq: Tensor, dk: Tensor, dv: Tensor, share: Tensor | None, beta: Tensor | None, factor: float
 ) -> tuple[Tensor, Tensor]:
     """Gradients [B·N, 3E] of the projected tokens, and their sums [B, chunks, 3, H, D] over the tokens of a chunk."""
     B, H, N, D = dq.shape
     out = dq.new_empty(B * N, 3 * H * D)
     if not launches(dq):
         parts = out.view(B, N, 3, H, D).permute(2, 0, 3, 1, 4)
-        dmean = -dq.sum(2, keepdim=True, dtype=wide(dq)) * (number if beta is None else beta[:, None, None])
+        dmean = -dq.sum(2, keepdim=True, dtype=wide(dq)) * (factor if beta is None else beta[:, None, None])
         parts[0], parts[2] = dq, dv
         parts[1] = dk + dmean * (1 / N if share is None else share[:, None, :, None])
         return out, parts.sum(3, dtype=wide(dq)).transpose(0, 1).unsqueeze(1)
@@ -212,7 +212,7 @@ def _assemble(
     for phase in phases:
         launch(
             "assemble", (chunks, H * -(-D // block), B), (dq, dk, dv, share, beta, out, sums),
-            (*dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N, number, chunk, chunks, D, 128, block,
+            (*dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N, factor, chunk, chunks, D, 128, block,
              share is not None, beta is not None, phase),
         )  # fmt: skip
     return out, sums

@@ -19,41 +19,41 @@ from ..buffers import side_by_side
 from ..derivatives import differentiated_once
 from ..launching import power_of_2
 from ..native.notes import product
-from .grouped import Groups, bias_gradients, shift_of_groups, votes
+from .grouped import Groups, bias_gradients, shift_of_groups, windows_of_heads
 from .launching import forked, launch
 from .recentred import affine, beta_gradient, column_sums, recentre
 
 
 def project(
-    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, number: float, beta: Tensor | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, recentred: bool, factor: float, beta: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, re-centred where heads are, keys and values [B, H, N, D]: thirds of one buffer."""
-    return _Projected.apply(x, weight, bias, beta, groups, recentred, number)
+    return _Projected.apply(x, weight, bias, beta, groups, recentred, factor)
 
 
 class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool,
-        number: float,
+        factor: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         x = x.contiguous()
-        *found, mean = forward(x, weight, bias, beta, groups, recentred, number)
+        *found, mean = forward(x, weight, bias, beta, groups, recentred, factor)
         ctx.save_for_backward(x, weight, beta, None if beta is None else mean)
-        ctx.settings = groups, recentred, number, None if bias is None else bias.dtype
+        ctx.settings = groups, recentred, factor, None if bias is None else bias.dtype
         return tuple(found)
 
     @staticmethod
     @differentiated_once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, beta, mean = ctx.saved_tensors
-        groups, recentred, number, dtype = ctx.settings
-        found = backward(gradients, x, weight, beta, mean, groups, recentred, number, dtype, ctx.needs_input_grad)
+        groups, recentred, factor, dtype = ctx.settings
+        found = backward(gradients, x, weight, beta, mean, groups, recentred, factor, dtype, ctx.needs_input_grad)
         return *found, None, None, None
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool, number: float
+    x: Tensor, weight: Tensor, bias: Tensor | None, beta: Tensor | None, groups: Groups, recentred: bool, factor: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Queries, keys, values; and μ where heads are re-centred."""
     B, N, E = x.shape
@@ -61,7 +61,7 @@ def forward(
     q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
     mean = None
     if recentred:  # before the product, which leaves no room beside it
-        mean, shift = shift_of_groups(x, weight, bias, beta, number, groups)
+        mean, shift = shift_of_groups(x, weight, bias, beta, factor, groups)
     affine(x.view(-1, E), weight, bias, packed.view(-1, 3 * E))
     if recentred:
         recentre(q, shift)
@@ -70,7 +70,7 @@ def forward(
 
 def backward(
     gradients: Sequence[Tensor], x: Tensor, weight: Tensor, beta: Tensor | None, mean: Tensor | None, groups: Groups,
-    recentred: bool, number: float, bias_dtype: torch.dtype | None, wanted: Sequence[bool],
+    recentred: bool, factor: float, bias_dtype: torch.dtype | None, wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Gradients of x, weight, bias and β, where they are wanted, from those of q, k and v."""
     want_x, want_weight, want_bias, want_beta = wanted[:4]
@@ -78,7 +78,7 @@ def backward(
     dqkv = _together(gradients).view(B, N, 3, E)
     sums, of_values = column_sums(dqkv.permute(2, 0, 1, 3)[::2])  # products leave no room beside them
     if recentred:
-        _spread(dqkv[:, :, 1], sums, beta, number, groups)
+        _spread(dqkv[:, :, 1], sums, beta, factor, groups)
     dqkv, tokens = dqkv.view(-1, 3 * E), x.view(-1, E)
     dx = torch.empty_like(x) if want_x else None
     dweight = torch.empty_like(weight) if want_weight else None
@@ -89,7 +89,7 @@ def backward(
         if dx is not None:
             product(dqkv, weight, dx.view(-1, E))
     if dbias is not None:
-        bias_gradients(sums, of_values.view(-1, E), beta, number, dbias, groups)
+        bias_gradients(sums, of_values.view(-1, E), beta, factor, dbias, groups)
     if dweight is not None:
         product(dqkv.T, tokens, dweight)
     if beta is not None and mean is not None and want_beta:
@@ -107,10 +107,10 @@ def _together(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack([x.transpose(1, 2) for x in gradients], 2)
 
 
-def _spread(dk: Tensor, sums: Tensor, beta: Tensor | None, number: float, groups: Groups) -> None:
+def _spread(dk: Tensor, sums: Tensor, beta: Tensor | None, factor: float, groups: Groups) -> None:
     """Add what goes through μ to the gradients of the keys [B, N, E], in place, from Σ_i dq_i in blocks."""
     (B, blocks, E), N, D = sums.shape, groups.tokens, groups.head_dim
     launch(
-        "spread", (-(-N // 128), groups.heads, B), (dk, sums, beta, votes(groups, dk.device)),
-        (N, E, blocks, *dk.stride()[:2], number, D, power_of_2(D), 128, min(32, power_of_2(blocks)), beta is not None),
+        "spread", (-(-N // 128), groups.heads, B), (dk, sums, beta, windows_of_heads(groups, dk.device)),
+        (N, E, blocks, *dk.stride()[:2], factor, D, power_of_2(D), 128, min(32, power_of_2(blocks)), beta is not None),
     )  # fmt: skip

@@ -104,7 +104,7 @@ def backward_block(
     """dk and dv of the points from `first` on, over all queries, every score once; their share of dq goes to `sum_ptr`.
 
     A program that has the head to itself (ALONE) writes the first share there and adds the others. Else all add to
-    zeros, in any order, without the factor `back`: `settle` has it.
+    zeros, in any order, without the factor `back`: `finish_dq` has it.
     """
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)

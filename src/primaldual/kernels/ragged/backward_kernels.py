@@ -216,7 +216,7 @@ def backward(
 
 
 @triton.jit
-def settle(
+def finish_dq(
     sum_ptr, dq_ptr, dq_batch, dq_head, dq_row, H, L, width, factor,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BM: tl.constexpr, EIGHTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip

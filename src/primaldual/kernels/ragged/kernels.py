@@ -22,7 +22,7 @@ import triton.language as tl
 from ..dropout import drop
 from .backward_kernels import backward as backward
 from .backward_kernels import delta as delta
-from .backward_kernels import settle as settle
+from .backward_kernels import finish_dq as finish_dq
 from .parts import (
     LOG2E,
     OWN,

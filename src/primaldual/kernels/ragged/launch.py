@@ -9,10 +9,21 @@ import torch
 from torch import Tensor
 
 from .. import launching
-from ..launching import block_of, eights, empty_like_heads, in_rows, kind, options, power_of_2, precision, three
+from ..launching import (
+    block_of,
+    empty_like_heads,
+    in_rows,
+    multiples_of_8_alone,
+    options,
+    power_of_2,
+    precision,
+    specialised_by,
+    strides_of,
+)
 from . import work as ragged_work
 from .layout import Layout
 from .passes import Shift, place
+from .work import ADDING, KEYS, QUERIES, SWEEP, WHOLE_HEAD
 
 _LOG2E = 1.4426950408889634
 
@@ -55,7 +66,7 @@ class Call(NamedTuple):
 
     @property
     def token_strides(self) -> tuple[int, ...]:
-        return tuple(stride for x in self.tokens for stride in ((0, 0, 0) if x is None else three(x)))
+        return strides_of(*self.tokens)
 
     @property
     def tokens_aligned(self) -> bool:
@@ -84,11 +95,11 @@ def forward(
         work = ragged_work.work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
         tile = work.tile
         numbers = (
-            *three(q), *three(out), *call.token_strides, *((0, 0, 0) if shifted is None else three(shifted)),
-            *call.widths, H, L, blocks, factor, _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D,
-            value_dim, block_of(D), block_of(value_dim), tile.rows, tile.columns, power_of_2(blocks), *call.has,
-            call.pattern, call.tokens[0] is not None, work.aligned and call.tokens_aligned,
-            eights(q, out, *(() if shifted is None else (shifted,))), precision(q),
+            *strides_of(q, out), *call.token_strides, *strides_of(shifted), *call.widths, H, L, blocks, factor,
+            _LOG2E / math.sqrt(D), call.threshold, 1.0 - call.dropout_p, D, value_dim, block_of(D),
+            block_of(value_dim), tile.rows, tile.columns, power_of_2(blocks), *call.has, call.pattern,
+            call.tokens[0] is not None, work.aligned and call.tokens_aligned, multiples_of_8_alone(q, out, shifted),
+            precision(q),
         )  # fmt: skip
         registers, wide = 0, block_of(max(D, value_dim))
         if call.bias is None and q.dtype.itemsize == 2:  # as many programs as without a shift or dropout
@@ -96,13 +107,14 @@ def forward(
                 registers = 128 if wide == 64 else 96
             elif wide <= 16 and call.dropout_p > 0.0:
                 registers = 96
-        how = options(tile.warps, tile.stages, registers)
-        return ragged_work.kernels().forward, (work.forward.shape[0], 1, 1), (work.table, work.forward, *numbers), how
+        arguments = work.table, work.forward, *numbers
+        compiled_with = options(tile.warps, tile.stages, registers)
+        return ragged_work.kernels().forward, (work.forward.shape[0], 1, 1), arguments, compiled_with
 
     launching.launch(
         (
             "forward", call.layout, call.dropout_p, call.causal, value_dim, factor, precision(q), q.device,
-            *kind(q, keys, values, sums, beta, call.bias, call.own_k, out, *call.tokens, call.marks, shifted),
+            *specialised_by(q, keys, values, sums, beta, call.bias, call.own_k, out, *call.tokens, call.marks, shifted),
         ),
         (q, keys, values, sums, beta, call.bias, call.own_k, call.own_v, call.own_bias, out, lse, call.seed,
          *call.tokens, call.marks, shifted),
@@ -138,52 +150,53 @@ def backward(
     if q.numel() == 0:
         return _Gradients(dq, dk.zero_(), dv.zero_(), own_k, own_v)
     work = ragged_work.work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
-    tile, tasks, parts = work.exact if torch.are_deterministic_algorithms_enabled() else work.back
+    tile, tasks, kinds = work.reproducible if torch.are_deterministic_algorithms_enabled() else work.back
     block_d, block_dv = block_of(D), block_of(value_dim)
     if call.shift is not None:  # rounded as in the forward pass, or else large scores do not find their log-sum-exp
         shifted = empty_like_heads(q, D)
         place(q, shifted, shift=call.shift)
         q = shifted
-    sweep, adding, width = parts == 8, parts == 16, -(-L // 128) * 128
+    sweep, adding, width = kinds == 1 << SWEEP, kinds == 1 << ADDING, -(-L // 128) * 128
     if sweep or adding:
         sums = q.new_empty((B, H, L, D) if sweep else (B, H, width, block_d), dtype=torch.float32)
-    if parts == 4:  # they are read as they are
+    if kinds == 1 << WHOLE_HEAD:  # they are read as they are
         lse = lse.contiguous()
     else:
         delta = lse.new_empty(B, H, 2 + (call.dropout_p > 0.0), width)
         zeros = sums if adding else None
         launching.launch(
-            ("delta", call.dropout_p, q.device, *kind(out, grad, lse, zeros)),
+            ("delta", call.dropout_p, q.device, *specialised_by(out, grad, lse, zeros)),
             (out, grad, delta, lse, call.seed, zeros),
             lambda: (
                 ragged_work.kernels().delta, (width // 32, B * H, 1),
-                (*three(out), *three(grad), *lse.stride()[:2], H, L, width, 1.0 - call.dropout_p, block_d, value_dim,
-                 block_dv, 32, call.dropout_p > 0.0, eights(out, grad)), options(4, 1),
+                (*strides_of(out, grad), *lse.stride()[:2], H, L, width, 1.0 - call.dropout_p, block_d, value_dim,
+                 block_dv, 32, call.dropout_p > 0.0, multiples_of_8_alone(out, grad)), options(4, 1),
             ),
         )  # fmt: skip
 
     def prepare() -> Any:
         expand = tokens > 0
         numbers = (
-            *three(q), *three(grad), *three(dq), *((*three(dk), *three(dv)) if expand else (0,) * 6),
+            *strides_of(q, grad, dq, *((dk, dv) if expand else (None, None))),
             *call.token_strides, *call.widths, H, L, width, tokens, _LOG2E / math.sqrt(D), call.threshold,
             1.0 - call.dropout_p, D, value_dim, block_d, block_dv, tile.key_rows, tile.key_columns, tile.query_rows,
-            tile.query_columns, call.causal, *call.has[2:], call.pattern, expand, parts, L % tile.key_rows == 0,
+            tile.query_columns, call.causal, *call.has[2:], call.pattern, expand, kinds, L % tile.key_rows == 0,
             call.tokens[0] is not None, work.aligned and call.tokens_aligned,
-            eights(q, grad, dq, *((dk, dv) if expand else ())), precision(q),
+            multiples_of_8_alone(q, grad, dq, *((dk, dv) if expand else ())), precision(q),
         )  # fmt: skip
-        registers, short = tile.registers, q.dtype.itemsize == 2
-        if call.pattern and call.bias is None and parts == 3 and block_d == 64 and tile.key_rows == 32 and short:
+        registers = tile.registers
+        small_tile = q.dtype.itemsize == 2 and block_d == 64 and tile.key_rows == 32
+        if small_tile and call.pattern and call.bias is None and kinds == 1 << KEYS | 1 << QUERIES:
             registers = 168  # as many as without a pattern, and no spills: three programs a multiprocessor
-        if parts & 4 and parts < 8 and block_d == 64 and tile.key_rows == 32 and short and not any(call.has[2:]):
+        if small_tile and kinds & 1 << WHOLE_HEAD and kinds < 1 << SWEEP and not any(call.has[2:]):
             registers = 168  # as many as where no head is whole
-        how = options(tile.back_warps, tile.back_stages, registers)
-        return ragged_work.kernels().backward, (tasks.shape[0], 1, 1), (work.table, tasks, *numbers), how
+        compiled_with = options(tile.back_warps, tile.back_stages, registers)
+        return ragged_work.kernels().backward, (tasks.shape[0], 1, 1), (work.table, tasks, *numbers), compiled_with
 
     launching.launch(
         (
-            "backward", parts, call.layout, call.dropout_p, call.causal, tokens, precision(q), q.device,
-            *kind(q, grad, keys, values, call.bias, call.own_k, dq, dk, dv, *call.tokens, call.marks),
+            "backward", kinds, call.layout, call.dropout_p, call.causal, tokens, precision(q), q.device,
+            *specialised_by(q, grad, keys, values, call.bias, call.own_k, dq, dk, dv, *call.tokens, call.marks),
         ),
         (q, keys, values, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, sums, call.seed, dq, dk,
          dv, own_k, own_v, *call.tokens, call.marks),
@@ -191,12 +204,12 @@ def backward(
     )  # fmt: skip
     if adding:
         launching.launch(
-            ("settle", tile.key_rows, call.dropout_p, q.device, *kind(sums, dq)),
+            ("finish_dq", tile.key_rows, call.dropout_p, q.device, *specialised_by(sums, dq)),
             (sums, dq),
             lambda: (
-                ragged_work.kernels().settle, (-(-L // tile.key_rows), H, B),
-                (*three(dq), H, L, width, 1 / (math.sqrt(D) * (1.0 - call.dropout_p)), D, block_d, tile.key_rows,
-                 eights(dq)), options(4, 1),
+                ragged_work.kernels().finish_dq, (-(-L // tile.key_rows), H, B),
+                (*strides_of(dq), H, L, width, 1 / (math.sqrt(D) * (1.0 - call.dropout_p)), D, block_d, tile.key_rows,
+                 multiples_of_8_alone(dq)), options(4, 1),
             ),
         )  # fmt: skip
     return _Gradients(dq, dk, dv, own_k, own_v)

@@ -54,7 +54,9 @@ def marks(
     return _kept_marks(training_set, scales, queries, tokens, device)
 
 
-def known(training_set: TrainingSet, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device) -> bool:
+def has_marks(
+    training_set: TrainingSet, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device
+) -> bool:
     """Whether they are on the device already: only then can a call be captured."""
     return type(training_set) is not Sparse or (training_set, scales, queries, tokens, device) in _kept_marks.kept
 

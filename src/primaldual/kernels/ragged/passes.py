@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import launching
 from ..kept import on_device
-from ..launching import MULTIPROCESSORS, block_of, in_rows, kind, options, power_of_2, three
+from ..launching import MULTIPROCESSORS, block_of, in_rows, options, power_of_2, specialised_by, strides_of
 from . import work as ragged_work
 from .layout import Layout
 
@@ -53,30 +53,46 @@ def _pool_blocks(layout: Layout, size: int) -> int:
 
 
 def pool(
-    k: Tensor, v: Tensor, layout: Layout, want_mean: bool, before: int = 0
+    k: Tensor, v: Tensor, layout: Layout, want_mean: bool, skipped: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Keys and values of the points, flat; and the mean of the keys, [B, H, D], where it is wanted.
 
-    The `before` first heads of the layout have no place there.
+    The `skipped` first heads of the layout have no place there.
     """
     B, H, S, D = k.shape
     DV = v.shape[-1]
-    rows = B * sum(head.points for head in layout[before:])
+    rows = B * sum(head.points for head in layout[skipped:])
     keys, values = k.new_empty(rows * D), v.new_empty(rows * DV)
     short = k.element_size() == 2
     size = 64 if short else 16  # float32 has no fast products
-    blocks, long = _pool_blocks(layout[before:], size), max(head.window for head in layout) > size
+    blocks, long = _pool_blocks(layout[skipped:], size), max(head.window for head in layout) > size
     sums = torch.empty(B, H, blocks, D, device=k.device, dtype=torch.float32) if want_mean else None
 
     def prepare() -> Any:
         work = ragged_work.work(layout, B, S, max(D, DV), k.dtype, False, k.device)
-        numbers = *three(k), *three(v), H, S, blocks, before, D, DV, block_of(D), block_of(DV), size, long, want_mean
-        heads, programs, how = H - before, blocks if short else -(-blocks // 4), options(4, 1)
+        numbers = (
+            *strides_of(k),
+            *strides_of(v),
+            H,
+            S,
+            blocks,
+            skipped,
+            D,
+            DV,
+            block_of(D),
+            block_of(DV),
+            size,
+            long,
+            want_mean,
+        )
+        heads, programs, compiled_with = H - skipped, blocks if short else -(-blocks // 4), options(4, 1)
         if short and size * (block_of(D) + block_of(DV)) <= _TILE:
-            programs, how = max(1, min(blocks, ROOM // (heads * B))), options(4, 3, 128)
-        return ragged_work.kernels().pool, (programs, heads, B), (work.table, *numbers, work.aligned), how
+            programs, compiled_with = max(1, min(blocks, ROOM // (heads * B))), options(4, 3, 128)
+        return ragged_work.kernels().pool, (programs, heads, B), (work.table, *numbers, work.aligned), compiled_with
 
-    launching.launch(("pool", layout, want_mean, before, k.device, *kind(k, v)), (k, v, keys, values, sums), prepare)
+    launching.launch(
+        ("pool", layout, want_mean, skipped, k.device, *specialised_by(k, v)), (k, v, keys, values, sums), prepare
+    )
     if sums is None:
         return keys, values, None
     return keys, values, sums.sum(2) / _points_per_head(layout, k.device)
@@ -94,11 +110,11 @@ def place(x: Tensor, to: Tensor, *, window: int = 1, shift: Shift | None = None)
     x = in_rows(x)
     sums, factor, beta, table, blocks = Shift.parts(shift)
     launching.launch(
-        ("place", window, factor, _identity(table), to.device, *kind(x, sums, beta, to)),
+        ("place", window, factor, _address(table), to.device, *specialised_by(x, sums, beta, to)),
         (x, sums, beta, to),
         lambda: (
             ragged_work.kernels().place, (-(-N // 128), H, B),
-            (table, *three(x), *three(to), H, N, window, blocks, factor, D, block_of(D), 128, power_of_2(blocks)),
+            (table, *strides_of(x, to), H, N, window, blocks, factor, D, block_of(D), 128, power_of_2(blocks)),
             options(4, 1),
         ),
     )  # fmt: skip
@@ -112,9 +128,16 @@ def place_three(
     B, H, N, D = to[1].shape
     L, DV = dq.shape[2], dv.shape[3]
     sums, factor, beta, _, blocks = Shift.parts(shift)
-    numbers = *three(dq), *three(dk), *three(dv), *three(to[0]), *three(to[1]), *three(to[2])
+    numbers = (
+        *strides_of(dq),
+        *strides_of(dk),
+        *strides_of(dv),
+        *strides_of(to[0]),
+        *strides_of(to[1]),
+        *strides_of(to[2]),
+    )
     launching.launch(
-        ("place_three", window, factor, dq.device, *kind(*found, sums, beta, *to)),
+        ("place_three", window, factor, dq.device, *specialised_by(*found, sums, beta, *to)),
         (*found, sums, beta, *to),
         lambda: (
             ragged_work.kernels().place_three, (-(-L // 128) + 2 * -(-N // 128), H, B),
@@ -140,11 +163,11 @@ def sum_rows(x: Tensor, table: Tensor | None = None) -> Tensor:
     span, blocks = blocks_of(N)
     sums = torch.empty(B, H, blocks, D, device=x.device, dtype=torch.float32)
     launching.launch(
-        ("sum_rows", _identity(table), x.device, *kind(x)),
+        ("sum_rows", _address(table), x.device, *specialised_by(x)),
         (x, sums),
         lambda: (
             ragged_work.kernels().sum_rows, (blocks, H, B),
-            (table, *three(x), H, N, span, D, block_of(D), min(128, 8192 // block_of(D))), options(4, 1),
+            (table, *strides_of(x), H, N, span, D, block_of(D), min(128, 8192 // block_of(D))), options(4, 1),
         ),
     )  # fmt: skip
     return sums
@@ -160,17 +183,18 @@ def dot_sums(a: Tensor, b: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
     blocks = min(16, power_of_2(max(a.shape[2], b.shape[2])))
     batches = max(1, min(power_of_2(B), 8192 // (blocks * block_of(D))))
     launching.launch(
-        ("dot_sums", factor, a.device, *kind(a, b, out)),
+        ("dot_sums", factor, a.device, *specialised_by(a, b, out)),
         (a, b, out),
         lambda: (
             ragged_work.kernels().dot_sums, (H, 1, 1),
-            (*three(a), a.shape[2], *three(b), b.shape[2], B, factor, D, block_of(D), batches, blocks), options(4, 1),
+            (*strides_of(a), a.shape[2], *strides_of(b), b.shape[2], B, factor, D, block_of(D), batches, blocks),
+            options(4, 1),
         ),
     )  # fmt: skip
     return out
 
 
-def _identity(table: Tensor | None) -> int:
+def _address(table: Tensor | None) -> int:
     """Its address: a launch that is remembered keeps its table, so that no other has the same."""
     return 0 if table is None else table.data_ptr()
 
@@ -182,7 +206,7 @@ def unpool(dkeys: Tensor, dvalues: Tensor, dmean: Tensor, dk: Tensor, dv: Tensor
 
     def prepare() -> Any:
         work = ragged_work.work(layout, B, S, max(D, DV), dk.dtype, False, dk.device)
-        numbers = *three(dk), *three(dv), H, S, D, DV, block_of(D), block_of(DV), 64, work.aligned
+        numbers = *strides_of(dk, dv), H, S, D, DV, block_of(D), block_of(DV), 64, work.aligned
         return ragged_work.kernels().unpool, (-(-S // 64), H, B), (work.table, *numbers), options(4, 1)
 
-    launching.launch(("unpool", layout, dk.device, *kind(dk, dv)), (dkeys, dvalues, dmean, dk, dv), prepare)
+    launching.launch(("unpool", layout, dk.device, *specialised_by(dk, dv)), (dkeys, dvalues, dmean, dk, dv), prepare)

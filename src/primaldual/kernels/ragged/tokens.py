@@ -18,7 +18,7 @@ from ..buffers import side_by_side
 from ..derivatives import differentiated_once
 from ..launching import empty_like_heads, in_rows, traced
 from ..native import library as native
-from ..native import replay as recipe
+from ..native import replay
 from . import flops as ragged_flops
 from . import layout as layouts
 from . import work as ragged_work
@@ -27,8 +27,8 @@ from .layout import Layout
 from .passes import Shift, blocks_of, dot_sums, place, pool, sum_rows
 
 
-def _apart(scales: Sequence[int]) -> int:
-    """How many heads read the tokens themselves beside others that are pooled."""
+def _reading_tokens(scales: Sequence[int]) -> int:
+    """How many heads read the tokens themselves, beside others that are pooled."""
     return scales.count(1) if max(scales) > 1 else 0
 
 
@@ -70,15 +70,15 @@ def tokens_forward(
             sums,
             shifted,
         )
-    apart, pooled = _apart(scales), max(scales) > 1
-    layout = layouts.pooled(tuple(scales), B, S, D, v.shape[-1], apart > 0) if pooled else layouts.of_tokens(k, v)
+    unpooled, pooled = _reading_tokens(scales), max(scales) > 1
+    layout = layouts.pooled(tuple(scales), B, S, D, v.shape[-1], unpooled > 0) if pooled else layouts.of_tokens(k, v)
     shift = None
     if beta is not None:  # before the pooling, which heads with windows of one token do not wait for
         sums = sum_rows(k, _shares(layout, q, k, v, scales))
         shift = Shift(sums, _factor(scales, S), beta)
     if pooled:
-        keys, values, _ = pool(k, v, layout, False, apart)
-    tokens = (k, v) if apart else (None, None)
+        keys, values, _ = pool(k, v, layout, False, unpooled)
+    tokens = (k, v) if unpooled else (None, None)
     call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
     points = (keys, values) if pooled else (k, v)
     out, lse = forward(q, *points, v.shape[-1], call, shifted if shifted.numel() else None)
@@ -107,7 +107,7 @@ def _(q, k, v, beta, scales, is_causal, dropout_p, seed, marks=None, back=True):
     return out, lse, k.new_empty(rows * D), v.new_empty(rows * v.shape[-1]), sums, shifted
 
 
-def thirds(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def in_one_buffer(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether they are those of one buffer, [B, L, 3, H, D] in memory."""
     _, H, L, D = q.shape
     return q.shape == k.shape == v.shape and side_by_side((q, k, v), (3 * L * H * D, D, 3 * H * D, 1), H * D)
@@ -118,7 +118,7 @@ def tokens_gradients(
     values: Tensor, scales: Sequence[int], is_causal: bool, dropout_p: float, seed: Tensor | None,
     marks: Tensor | None = None, together: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Of q, k and v, as thirds of one buffer where they are `together`; and sums over the first, where there is β.
+    """Of q, k and v, in one buffer where `together`; and sums over the first, where there is β.
 
     The queries are those that the forward pass had, less their shift.
     """
@@ -132,10 +132,10 @@ def tokens_gradients(
         dq, dk, dv = empty_like_heads(q, D), empty_like_heads(k, D), empty_like_heads(v, DV)
     if q.numel() == 0:
         return dq, dk.zero_(), dv.zero_(), sums
-    apart, pooled = _apart(scales), max(scales) > 1
-    layout = layouts.pooled(tuple(scales), B, S, D, DV, apart > 0) if pooled else layouts.of_tokens(k, v)
+    unpooled, pooled = _reading_tokens(scales), max(scales) > 1
+    layout = layouts.pooled(tuple(scales), B, S, D, DV, unpooled > 0) if pooled else layouts.of_tokens(k, v)
     points = (keys, values) if pooled else (k, v)
-    tokens = (k, v) if apart else (None, None)
+    tokens = (k, v) if unpooled else (None, None)
     call = Call(layout, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
     backward(grad, q, *points, out, lse, call, dk, dv, S, dq=dq)
     if beta is not None:  # what the mean's gradient adds to keys is the same for all of a window
@@ -200,7 +200,7 @@ class _Tokens(torch.autograd.Function):
         )
         queries = q if beta is None else shifted
         ctx.save_for_backward(queries, k, v, beta, out, lse, keys, values, sums, seed, marks)
-        ctx.settings = (scales, is_causal, dropout_p, thirds(q, k, v))
+        ctx.settings = (scales, is_causal, dropout_p, in_one_buffer(q, k, v))
         return out
 
     @staticmethod
@@ -241,19 +241,20 @@ def attend_compiled(
 ) -> Tensor | None:  # fmt: skip
     """The same by the compiled part; None where it refuses."""
     kind, numbers = (0, is_causal, *scales), (dropout_p,)
-    return recipe.attend(
-        library, kind, numbers, (q, k, v, beta, seed), lambda: _way(scales, is_causal, dropout_p, thirds(q, k, v))
+    inputs = q, k, v, beta, seed
+    return replay.attend(
+        library, kind, numbers, inputs, lambda: _passes(scales, is_causal, dropout_p, in_one_buffer(q, k, v))
     )
 
 
-def _way(scales: tuple[int, ...], is_causal: bool, dropout_p: float, together: bool) -> recipe.Way:
+def _passes(scales: tuple[int, ...], is_causal: bool, dropout_p: float, together: bool) -> replay.Passes:
     def forward(inputs: Any, back: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         q, k, v, beta, seed = inputs
         out, *state, shifted = tokens_forward(q, k, v, beta, scales, is_causal, dropout_p, seed, back=back)
         return out, (q if beta is None else shifted, out, *state)
 
     def backward(
-        grad: Tensor, inputs: Any, wanted: recipe.Wanted, queries: Tensor, out: Tensor, lse: Tensor, keys: Tensor,
+        grad: Tensor, inputs: Any, wanted: replay.Wanted, queries: Tensor, out: Tensor, lse: Tensor, keys: Tensor,
         values: Tensor, sums: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         _, k, v, beta, seed = inputs
@@ -263,14 +264,14 @@ def _way(scales: tuple[int, ...], is_causal: bool, dropout_p: float, together: b
         factor = -_factor(scales, k.shape[2])
         return dq, dk, dv, dot_sums(of_queries, sums, factor, torch.float32) if wanted[3] else None, None
 
-    return recipe.Way(forward, backward)
+    return replay.Passes(forward, backward)
 
 
-def known(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool, apart: bool) -> bool:
-    """Whether a call like this was made before: only then can it be captured. For `apart` see `layouts.pooled`."""
+def has_tables(q: Tensor, k: Tensor, v: Tensor, scales: tuple[int, ...], is_causal: bool, tokens_apart: bool) -> bool:
+    """Whether the tables of such a call are on the device: only then can it be captured. For the last see `pooled`."""
     k, v = in_rows(k), in_rows(v)
     (B, _, S, D), DV = k.shape, v.shape[3]
     pooled = max(scales) > 1
-    layout = layouts.pooled(scales, B, S, D, DV, apart and 1 in scales) if pooled else layouts.of_tokens(k, v)
+    layout = layouts.pooled(scales, B, S, D, DV, tokens_apart and 1 in scales) if pooled else layouts.of_tokens(k, v)
     widest = max(q.shape[3], v.shape[3])
     return (layout, q.shape[0], q.shape[2], widest, q.dtype, is_causal, q.device) in ragged_work.work.kept

@@ -55,12 +55,17 @@ def tiles(head_dim: int, dtype: torch.dtype, queries: int) -> Tiles:
     )
 
 
+KEYS, QUERIES, WHOLE_HEAD, SWEEP, ADDING = range(5)
+"""Kinds of work of a backward pass: a block of points for dk and dv; a block of queries for dq; a block that holds all
+points of its head, for all three; a whole head in one sweep; a block of points that adds its share to dq."""
+
+
 class Back(NamedTuple):
     """How a backward pass is worked through: tile shapes, the order of work on the device, and its kinds of work."""
 
     tile: Tiles
     tasks: Tensor
-    parts: int  # the sum of 2^kind
+    kinds: int  # the sum of 2^kind over those that there are
 
 
 class Work(NamedTuple):
@@ -70,7 +75,7 @@ class Work(NamedTuple):
     table: Tensor
     forward: Tensor
     back: Back
-    exact: Back  # the same where everything must be added in the same order every time
+    reproducible: Back  # the same where everything must be added in the same order every time
     aligned: bool  # rows of keys and values can be read 16 bytes at a time
 
 
@@ -99,13 +104,13 @@ def work(
         return Back(tile_, put(tasks), sum({2 ** task[0] for task in tasks}))
 
     best = back(dtype != torch.float32)
-    exact = back(False) if best.parts == 16 else best
+    reproducible = back(False) if best.kinds == 1 << ADDING else best
     return Work(
         tile,
         table_of(layout, device),
         put(order),
         best,
-        exact,
+        reproducible,
         all(head.aligned for head in layout),
     )
 
@@ -113,10 +118,10 @@ def work(
 def _order(
     layout: Layout, batch: int, queries: int, tile: Tiles, causal: bool, adding: bool
 ) -> tuple[Tiles, list[tuple[int, int, int, int]]]:
-    """Of a backward pass. A head whose points fit in one block gets its dq from there (kind 2).
+    """Of a backward pass. A head whose points fit in one block gets its dq from there.
 
-    Where some are longer one piece is a block of points that adds to dq (kind 4) if that may be added in any order,
-    `adding`, or a whole head (kind 3) if there are many.
+    Where some are longer one piece is a block of points that adds to dq if that may be added in any order, `adding`, or
+    a whole head, in one sweep, if there are many.
     """
     points = [head.points for head in layout]
     longer = not causal and min(points) > 0 and max(points) > tile.key_columns
@@ -136,17 +141,17 @@ def _order(
     back: list[tuple[int, tuple[int, int, int, int]]] = []
     whole = [not causal and head.points <= tile.key_columns for head in layout]
     for row, head in enumerate(layout):
-        kind, cost = (4, 5) if adding else (2, 5) if whole[row] else (0, 4)
+        kind, cost = (ADDING, 5) if adding else (WHOLE_HEAD, 5) if whole[row] else (KEYS, 4)
         for b in range(batch):
             key_blocks = max(1, -(-head.points // tile.key_columns))
             if sweep:
-                back.append((key_blocks, (3, row, b, 0)))
+                back.append((key_blocks, (SWEEP, row, b, 0)))
                 continue
             back += [(cost * tile.key_columns * queries, (kind, row, b, n)) for n in range(key_blocks)]
     for row, head in enumerate(layout):
         if not (whole[row] or sweep or adding):
             cost = 3 * tile.query_rows * head.points
-            back += [(cost, (1, row, b, m)) for b in range(batch) for m in range(back_blocks)]
+            back += [(cost, (QUERIES, row, b, m)) for b in range(batch) for m in range(back_blocks)]
     back.sort(key=lambda item: -item[0])
     return tile, [task for _, task in back]
 
