@@ -13,7 +13,7 @@ from primaldual.bench.training_case import TrainingCase
 from primaldual.bench.training_plot import training_plot
 from primaldual.bench.training_targets import REFERENCE, TARGETS, results_tables, targets_table, verdicts
 from primaldual.data import manifest
-from primaldual.paper.runs import blank
+from primaldual.paper.job import blank
 from primaldual.training import recipe_for
 
 CPU = torch.device("cpu")

@@ -1,13 +1,16 @@
 """`primaldual reproduce`, on the two sets inside the aeon package."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from primaldual.cli import app
-from primaldual.paper import ENGINES, report
+from primaldual.data import load
+from primaldual.paper import ENGINES, compare
 from primaldual.training import Ensemble, Store
+from training.toy import toy
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +24,23 @@ def places(cache, monkeypatch):
     monkeypatch.delenv("PRIMALDUAL_DATA", raising=False)
 
 
+@pytest.fixture
+def short_series(monkeypatch):
+    """Few and short ones in place of the sets that are inside aeon."""
+
+    def load_short(name, *given, **options):
+        short = name in ("JapaneseVowels", "BasicMotions")
+        return replace(toy(40), name=name) if short else load(name, *given, **options)
+
+    monkeypatch.setattr("primaldual.paper.engine.load", load_short)
+
+
 def call(*arguments: object) -> Result:
     options = ["--device", "cpu", "--offline"]
     return CliRunner(env={"COLUMNS": "160"}).invoke(app, ["reproduce", *map(str, arguments), *options])
 
 
-def test_a_part_of_a_table_is_trained_reported_and_never_trained_again(tmp_path, monkeypatch):
+def test_a_part_of_a_table_is_trained_reported_and_never_trained_again(tmp_path, monkeypatch, short_series):
     part = ("table-uea", "--only", "JapaneseVowels,PEMS-SF", "--mechanisms", "softmax,bn+sh", "--seeds", 2,
             "--epochs", 2, "--output", tmp_path)  # fmt: skip
     first = call(*part)
@@ -39,7 +53,7 @@ def test_a_part_of_a_table_is_trained_reported_and_never_trained_again(tmp_path,
     assert sorted(record.seed for record in records) == [0, 0, 1, 1]
     assert {record.recipe["epochs"] for record in records} == {2}
 
-    found = report("table-uea", records, ["JapaneseVowels"], ["softmax", "bn+sh"], range(2), epochs=2)
+    found = compare("table-uea", records, ["JapaneseVowels"], ["softmax", "bn+sh"], range(2), epochs=2)
     assert found.cells["JapaneseVowels", "softmax"].last.keys() == {0, 1}
     written = {path.suffix: path.read_text() for path in (tmp_path / "reports").iterdir()}
     assert set(written) == {".md", ".csv", ".tex"}
@@ -52,7 +66,7 @@ def test_a_part_of_a_table_is_trained_reported_and_never_trained_again(tmp_path,
     assert {path.suffix: path.read_text() for path in (tmp_path / "reports").iterdir()} == written
 
 
-def test_a_failed_member_is_shown(tmp_path):
+def test_a_failed_member_is_shown(tmp_path, short_series):
     part = ("table-uea-more", "--only", "BasicMotions", "--mechanisms", "softmax,qk-norm", "--epochs", 1,
             "--output", tmp_path)  # fmt: skip
     assert call(*part, "--seeds", 2).exit_code == 0
@@ -79,7 +93,7 @@ def test_nothing_measured_is_no_success(tmp_path):
 
 
 def test_a_stopped_run_says_how_to_go_on(tmp_path, monkeypatch):
-    def stopped(runs, place):
+    def stopped(jobs, place):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(ENGINES, "local", stopped)

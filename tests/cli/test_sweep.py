@@ -1,14 +1,17 @@
 """`primaldual sweep`, on the sets inside the aeon package."""
 
 import csv
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from primaldual.cli import app
+from primaldual.data import load
 from primaldual.primal import mechanism
 from primaldual.training import Ensemble, Store
+from training.toy import toy
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +25,23 @@ def places(cache, monkeypatch):
     monkeypatch.delenv("PRIMALDUAL_DATA", raising=False)
 
 
+@pytest.fixture
+def short_series(monkeypatch):
+    """Few and short ones in place of the sets that are inside aeon."""
+
+    def load_short(name, *given, **options):
+        short = name in ("JapaneseVowels", "BasicMotions")
+        return replace(toy(40), name=name) if short else load(name, *given, **options)
+
+    monkeypatch.setattr("primaldual.paper.engine.load", load_short)
+
+
 def call(*arguments: object) -> Result:
     options = ["--device", "cpu", "--offline"]
     return CliRunner(env={"COLUMNS": "160"}).invoke(app, ["sweep", *map(str, arguments), *options])
 
 
-def test_a_sweep_is_trained_reported_and_never_trained_again(tmp_path, monkeypatch):
+def test_a_sweep_is_trained_reported_and_never_trained_again(tmp_path, monkeypatch, short_series):
     part = ("beta", "--only", "BasicMotions", "--values", "0,1", "--seeds", 2, "--epochs", 2, "--output", tmp_path)
     first = call(*part)
     assert first.exit_code == 0, first.output

@@ -17,41 +17,41 @@ SETS = ("JapaneseVowels", "NATOPS")
 BETA = Sweep("beta", "bn", (0.0, 0.5, 1.0), SETS, (0, 1))
 
 
-def of(run, seed, validation, test, **options):
-    made = record(run, seed, test, **options)
+def of(job, seed, validation, test, **options):
+    made = record(job, seed, test, **options)
     return replace(made, history=made.history | {"validation": validation})
 
 
 def records(sweep, level=lambda dataset, value: 0.0):
     """On validation the second epoch is the best; seeds are 1 apart."""
-    asked = {sweep.run(name, v): (name, v) for name in sweep.datasets for v in (None, *sweep.tried(name))}
-    shift = {run: level(*key) for run, key in asked.items()}
+    asked = {sweep.job(name, v): (name, v) for name in sweep.datasets for v in (None, *sweep.tried(name))}
+    shift = {job: level(*key) for job, key in asked.items()}
     return [
-        of(run, s, [60 + x + s, 70 + x + s, 65 + x + s], [50 + x + s, 51 + x + s, 59 + x + s])
-        for run, x in shift.items()
+        of(job, s, [60 + x + s, 70 + x + s, 65 + x + s], [50 + x + s, 51 + x + s, 59 + x + s])
+        for job, x in shift.items()
         for s in sweep.seeds
     ]
 
 
 def test_a_value_that_changes_nothing_is_the_baseline():
-    runs = [run for run in BETA.runs() if run.dataset == "JapaneseVowels"]
-    assert [run.mechanism for run in runs] == ["softmax", "bn, β 0.5", "bn, β 0.6", "bn, β 1"]
-    assert [run.primal for run in runs] == [mechanism("softmax"), *(mechanism("bn", beta=b) for b in (0.5, 0.6, 1.0))]
-    assert {run.recipe.validation for run in runs} == {0.2}
+    of_set = [job for job in BETA.jobs() if job.dataset == "JapaneseVowels"]
+    assert [job.mechanism for job in of_set] == ["softmax", "bn, β 0.5", "bn, β 0.6", "bn, β 1"]
+    assert [job.primal for job in of_set] == [mechanism("softmax"), *(mechanism("bn", beta=b) for b in (0.5, 0.6, 1.0))]
+    assert {job.recipe.validation for job in of_set} == {0.2}
     ones = Sweep("scales", "sh", VALUES["scales"], SETS)
-    assert ones.run("NATOPS", (1,) * 8) == ones.run("NATOPS", None)
-    assert len(ones.runs()) == 2 * len(VALUES["scales"])
+    assert ones.job("NATOPS", (1,) * 8) == ones.job("NATOPS", None)
+    assert len(ones.jobs()) == 2 * len(VALUES["scales"])
 
 
 def test_the_other_setting_is_the_paper_s_unless_given():
     joint = Sweep("scales", "bn+sh", ((1,) * 8, SCALES), ("NATOPS",))
-    assert [run.primal for run in joint.runs()] == [
+    assert [job.primal for job in joint.jobs()] == [
         mechanism("softmax"), mechanism("bn", beta=0.4), mechanism("bn+sh", beta=0.4, scales=SCALES),
     ]  # fmt: skip
-    assert joint.run("NATOPS", SCALES).primal != replace(joint, other=0.9).run("NATOPS", SCALES).primal
+    assert joint.job("NATOPS", SCALES).primal != replace(joint, other=0.9).job("NATOPS", SCALES).primal
     linear = Sweep("beta", "linear-bn+sh", (0.0, 1.0), ("Handwriting",), other=(2,) * 8)
     assert (linear.baseline, linear.paper("Handwriting")) == ("linear", 0.3)
-    assert linear.run("Handwriting", 0.0).primal == mechanism("linear-sh", scales=(2,) * 8)
+    assert linear.job("Handwriting", 0.0).primal == mechanism("linear-sh", scales=(2,) * 8)
 
 
 def test_validation_chooses_and_the_test_set_tells():
@@ -127,7 +127,7 @@ def test_the_tables_are_exactly_these():
 
 def test_what_failed_or_is_missing_is_said_and_does_not_count():
     made = [one for one in records(BETA) if one.data["name"] == "JapaneseVowels"]
-    odd = BETA.run("JapaneseVowels", 0.5)
+    odd = BETA.job("JapaneseVowels", 0.5)
     made = [one for one in made if one.seed != 1 or one.mechanism != odd.primal.to_dict()]
     found = swept(BETA, [*made, of(odd, 1, [99.0], [99.0], failure="the loss is not finite in epoch 2")])
     assert found.measured == ("JapaneseVowels",)

@@ -1,4 +1,4 @@
-"""The paper's numbers, and the runs behind them."""
+"""The paper's numbers, and the jobs behind them."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,14 @@ import torch
 from paper.records import record
 from primaldual.data import manifest
 from primaldual.models import SeriesTransformer
-from primaldual.paper import runs, table, tables
+from primaldual.paper import jobs, recorded, table, table_names
 from primaldual.paper.numbers import AVERAGE, BETAS
 from primaldual.training import Record
 
 RECORDS = Path(__file__).parents[2] / "results" / "h200" / "runs"
 
 
-@pytest.mark.parametrize("name", tables())
+@pytest.mark.parametrize("name", table_names())
 def test_the_averages_that_the_paper_prints_are_those_of_its_rows(name):
     of = table(name)
     for column, mechanism in enumerate(of.mechanisms):
@@ -30,33 +30,33 @@ def test_the_averages_that_the_paper_prints_are_those_of_its_rows(name):
 
 
 def test_the_tables_have_the_paper_s_sizes():
-    assert {name: len(table(name).datasets) for name in tables()} == {
+    assert {name: len(table(name).datasets) for name in table_names()} == {
         "table-uea": 10, "table-uea-linear": 10, "table-uea-sparse": 10, "table-uea-more": 15, "table-regression": 6,
     }  # fmt: skip
-    everything = {dataset for name in tables() for dataset in table(name).datasets}
+    everything = {dataset for name in table_names() for dataset in table(name).datasets}
     assert everything == set(manifest()) == set(BETAS["softmax"])
 
 
-@pytest.mark.parametrize("name", tables())
+@pytest.mark.parametrize("name", table_names())
 def test_every_run_states_a_valid_model(name):
     extra = [*table(name).mechanisms, "qk-norm"]
-    found = runs(name, mechanisms=extra)
+    found = jobs(name, mechanisms=extra)
     assert len(found) == 5 * len(table(name).datasets)
-    for run in found:
-        config = run.config()
+    for job in found:
+        config = job.config()
         with torch.device("meta"):  # shapes, no memory
             assert SeriesTransformer(config).config == config
-        assert config.heads == 8 and run.seeds == (0, 1, 2, 3, 4)
-        flowformer = run.dataset in ("PEMS-SF", "SelfRegulationSCP2", "UWaveGestureLibrary")
+        assert config.heads == 8 and job.seeds == (0, 1, 2, 3, 4)
+        flowformer = job.dataset in ("PEMS-SF", "SelfRegulationSCP2", "UWaveGestureLibrary")
         assert config.encoder == ("flowformer" if flowformer else "mvts")
-        assert run.recipe.epochs == (
-            100 if config.task == "regression" or (flowformer and "PEMS" not in run.dataset) else 400
+        assert job.recipe.epochs == (
+            100 if config.task == "regression" or (flowformer and "PEMS" not in job.dataset) else 400
         )
 
 
 def test_beta_and_scales_are_the_set_s_and_the_family_s_own():
     def of(name, dataset, mechanism):
-        return runs(name, [dataset], [mechanism])[0].primal
+        return jobs(name, [dataset], [mechanism])[0].primal
 
     assert of("table-uea", "SelfRegulationSCP2", "bn").inputs[0].beta == 1.2
     assert of("table-uea", "SelfRegulationSCP2", "bn+sh").inputs[0].beta == 0.9
@@ -70,15 +70,16 @@ def test_the_committed_records_of_sparse_attention_are_those_of_its_table():
     records = [Record.from_dict(json.loads(path.read_text("utf-8"))) for path in sorted(RECORDS.glob("*.json"))]
     sparse = [one for one in records if one.mechanism["training_set"]["kind"] == "Sparse"]
     assert {one.mechanism["training_set"]["pattern"]["stride"] for one in sparse} == {None}
-    found = [one.key for run in runs("table-uea-sparse", dtype="bfloat16") for one in run.find(records).values()]
+    of_job = recorded(jobs("table-uea-sparse", dtype="bfloat16"), records)
+    found = [one.key for by_seed in of_job.values() for one in by_seed.values()]
     assert sorted(found) == [one.key for one in sparse] and len(found) == 120
 
 
 def test_tables_share_runs():
-    (mine,), (theirs,) = (runs(name, ["PEMS-SF"], ["softmax"]) for name in ("table-uea", "table-uea-linear"))
+    (mine,), (theirs,) = (jobs(name, ["PEMS-SF"], ["softmax"]) for name in ("table-uea", "table-uea-linear"))
     assert mine == theirs
     saved = Record.from_dict(record(mine, 3, [80.0]).to_dict())
-    assert theirs.find([saved]) == {3: saved}
+    assert recorded([theirs], [saved]) == {theirs: {3: saved}}
 
 
 @pytest.mark.parametrize(
@@ -94,4 +95,4 @@ def test_tables_share_runs():
 )
 def test_what_is_not_there_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
-        runs(*arguments)
+        jobs(*arguments)

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from primaldual import Primal, mechanism
-from primaldual.primal import EluPlusOne, Taylor, Unit
+from primaldual import Primal, attention, mechanism
+from primaldual.dual import form_of
+from primaldual.primal import AllKeys, EluPlusOne, Taylor, Unit
 from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, fit, recover
 from primaldual.svr import fit as module
+from primaldual.svr.design import design
 from primaldual.svr.regressions import Regressions, objectives, relative_gap
 from primaldual.svr.solver import Solution, solve
+from support.own import OWN
 
 PROBLEMS = [
     # seed, points, head dimension, C over N², ε: C is of the order of h(k) ~ N and above
@@ -329,3 +332,22 @@ def test_a_kernel_that_no_features_have_is_an_error() -> None:
 def quiet() -> None:
     """cvxpy and scikit-learn may warn about their own dependencies."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+OWN_KERNELS = [name for name, p in OWN.items() if not p.inputs and type(p.training_set) is AllKeys]
+
+
+@pytest.mark.parametrize("name", OWN_KERNELS)
+def test_a_regression_of_one_s_own_features_and_normalizer_is_solved_with_their_kernel(name: str) -> None:
+    x, keys, values = (torch.randn(1, 2, n, 4, generator=torch.Generator().manual_seed(n)).double() for n in (3, 5, 6))
+    values = values[:, :, :5]
+    made = design(OWN[name], keys, values, None, None, False, {})
+    expected = attention(x, keys, values, OWN[name], impl="reference")
+    torch.testing.assert_close(made.weights(x) @ values, expected, atol=1e-10, rtol=1e-10)
+    if form_of(OWN[name]).log_kernel:
+        return
+    kernel = OWN[name].features.kernel(keys, keys, {})
+    h = OWN[name].normalizer.h(keys, kernel.sum(-1, keepdim=True))
+    torch.testing.assert_close(
+        made.kernel * made.log_scale.exp()[..., None, None], kernel / (h * h.mT), atol=1e-10, rtol=1e-10
+    )

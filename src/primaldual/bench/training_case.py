@@ -8,7 +8,7 @@ import torch
 
 from ..data import Dataset, Split, manifest
 from ..models import SeriesConfig
-from ..paper.runs import as_in_paper, blank
+from ..paper.job import as_in_paper, blank
 from ..primal import Primal
 from ..training import Recipe, recipe_for
 

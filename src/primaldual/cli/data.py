@@ -153,7 +153,7 @@ def verify(
     from ..base.cache import cache_directory
     from ..data import DataError
     from ..data.cache import cached_names
-    from ..data.load import problems
+    from ..data.loading import problems
     from ..data.sources import data_directory
 
     try:

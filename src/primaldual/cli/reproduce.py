@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from . import options
+from .jobs import end, one_line_errors, show, train, write_texts
 from .main import app
-from .runs import asking, bar, finish, show_grids, show_notes, show_plan, to_go, train_left, working, write_texts
 
 
 @app.command(
@@ -49,32 +49,23 @@ def reproduce(
     is not run again, and an interrupted run goes on; tables share records. The report is printed and written as
     Markdown, CSV and LaTeX. Sets that are not to be had are listed.
     """
-    from ..paper import ENGINES, Place, report, runs
-    from ..paper.report import LEGEND
+    from ..paper import ENGINES, compare, jobs
+    from ..paper.comparison import LEGEND
     from ..training import Store
 
     changes: dict[str, Any] = {"epochs": epochs, "dtype": dtype}
-    part: dict[str, Any] = {
-        "only": options.names_option(only),
-        "mechanisms": options.names_option(mechanisms),
-        "seeds": range(seeds),
-    }
-    part |= {name: value for name, value in changes.items() if value is not None}
-    store = Store(output)
-    with asking():
+    part: dict[str, Any] = {"only": options.names_option(only), "mechanisms": options.names_option(mechanisms)}
+    part |= {"seeds": range(seeds)} | {name: value for name, value in changes.items() if value is not None}
+    with one_line_errors(2):
         if engine not in ENGINES:
             raise ValueError(f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}")
-        wanted = runs(table, **part)
-        left = to_go(wanted, store.records())
-        place = Place(output, data_dir, offline, options.device_option(device), bar)
-    if dry_run:
-        show_plan(wanted, left, data_dir)
-        return
-    with working():
-        problems = [] if only_report else train_left(wanted, left, ENGINES[engine], place, threads)
-        found = report(table, store.records(), problems=problems, **part)
+        wanted = jobs(table, **part)
+    problems = train(
+        wanted, output, ENGINES[engine], device, threads, data_dir, offline, dry_run=dry_run, only_report=only_report
+    )
+    with one_line_errors(1):
+        found = compare(table, Store(output).records(), problems=problems, **part)
         texts = {"md": found.markdown(), "csv": found.csv(), "tex": found.latex()}
         written = write_texts(reports or output / "reports", found.table.name, texts)
-    show_grids(found.grids())
-    show_notes(found.notes, LEGEND)
-    finish(written, problems, any(cell.last for cell in found.cells.values()))
+    show(found.grids(), (), found.notes, LEGEND)
+    end(written, problems, any(cell.last for cell in found.cells.values()))

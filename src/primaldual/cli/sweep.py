@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import options
+from .jobs import end, one_line_errors, show, train, write_texts
 from .main import _no_plot, app
 from .mechanism_options import scales_option
-from .runs import asking, bar, finish, say, show_grids, show_notes, show_plan, to_go, train_left, working, write_texts
 
 if TYPE_CHECKING:
     from ..paper.sweeps import Value
@@ -67,15 +67,14 @@ def sweep(
     it; the test set only tells what the choice is worth. What is recorded in the output folder is not run again, and an
     interrupted run goes on. The report is printed and written as Markdown, CSV and PNG.
     """
-    from ..paper import Place, local
+    from ..paper import local
     from ..paper.sweep_text import LEGEND, grids, verdict
     from ..paper.sweeps import DATASETS, PARTS, VALUES, Sweep
     from ..paper.swept import swept
     from ..training import Store
 
     changes: dict[str, Any] = {"validation": validation, "epochs": epochs, "dtype": dtype}
-    store = Store(output)
-    with asking():
+    with one_line_errors(2):
         if setting not in PARTS:
             raise ValueError(f"a sweep is of {' or '.join(PARTS)}; got {setting!r}")
         other = {"beta": beta, "scales": scales_option(scales)}
@@ -86,21 +85,15 @@ def sweep(
             DATASETS if only is None else tuple(dict.fromkeys(options.names_option(only) or ())), tuple(range(seeds)),
             next(iter(other.values())), {name: value for name, value in changes.items() if value is not None},
         )  # fmt: skip
-        wanted = asked.runs()
-        left = to_go(wanted, store.records())
-        place = Place(output, data_dir, offline, options.device_option(device), bar)
-    if dry_run:
-        show_plan(wanted, left, data_dir)
-        return
-    with working():
-        problems = [] if only_report else train_left(wanted, left, local, place, threads)
-        found = swept(asked, store.records(), problems)
+        wanted = asked.jobs()
+    problems = train(
+        wanted, output, local, device, threads, data_dir, offline, dry_run=dry_run, only_report=only_report
+    )
+    with one_line_errors(1):
+        found = swept(asked, Store(output).records(), problems)
         written = _write(found, reports or output / "reports")
-    show_grids(grids(found))
-    for line in verdict(found):
-        say(line)
-    show_notes(found.notes, LEGEND)
-    finish(written, problems, bool(found.measured))
+    show(grids(found), verdict(found), found.notes, LEGEND)
+    end(written, problems, bool(found.measured))
 
 
 def _values(setting: str, text: str) -> tuple[Value, ...]:

@@ -1,10 +1,10 @@
 """Time series of the UEA and TSER archives: found, checked, prepared, kept."""
 
+from .archive import Entry, manifest
 from .cache import CacheError
 from .dataset import Dataset, Split
 from .errors import DataError, DataFormatError, DataMismatchError, DataNotFoundError
-from .load import load, load_files
-from .manifest import Entry, manifest
+from .loading import load, load_files
 from .prepare import Preparation, fill_gaps
 
 __all__ = [

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..paper import table
+from ..paper.job import as_in_paper
 from ..paper.numbers import BETAS
-from ..paper.runs import as_in_paper
 from ..primal import Primal
 from ..training import Recipe
 

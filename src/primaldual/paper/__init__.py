@@ -1,13 +1,13 @@
-"""The paper's tables: its numbers, the runs behind them, and what was measured beside."""
+"""The paper's tables: its numbers, the jobs behind them, and what was measured beside."""
 
-from .engine import ENGINES, Engine, Place, Problem, local
+from .comparison import Cell, Comparison, compare
+from .engine import ENGINES, Engine, NotTrained, Place, local
+from .job import Job, jobs, recorded
 from .numbers import Number
 from .paired import Outcome
-from .report import Cell, Report, report
-from .runs import Run, runs
-from .tables import Table, table, tables
+from .tables import Table, table, table_names
 
 __all__ = [
-    "ENGINES", "Cell", "Engine", "Number", "Outcome", "Place", "Problem", "Report", "Run", "Table", "local", "report",
-    "runs", "table", "tables",
+    "ENGINES", "Cell", "Comparison", "Engine", "Job", "NotTrained", "Number", "Outcome", "Place", "Table", "compare",
+    "jobs", "local", "recorded", "table", "table_names",
 ]  # fmt: skip

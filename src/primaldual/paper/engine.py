@@ -1,4 +1,4 @@
-"""Engines: what takes a list of runs and leaves their records in a folder."""
+"""Engines: what takes a list of jobs and leaves their records in a folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 from ..data import DataError, load
 from ..training import Watch, train
-from .runs import Run
+from .job import Job
 
 
-class Problem(NamedTuple):
-    """Why there is no record of a set; or of one mechanism on it."""
+class NotTrained(NamedTuple):
+    """Why a set was not trained on; or one mechanism on it."""
 
     dataset: str
     mechanism: str | None
@@ -32,38 +32,38 @@ class Place:
         folder: of the records, as in `Store`.
         data_dir, offline: as in `primaldual.data.load`.
         device: to train on.
-        watching: gives for a run what is to be called after its evaluations.
+        watching: gives for a job what is to be called after its evaluations.
     """
 
     folder: Path
     data_dir: Path | None = None
     offline: bool = False
     device: torch.device | str = "cpu"
-    watching: Callable[[Run], AbstractContextManager[Watch]] | None = None
+    watching: Callable[[Job], AbstractContextManager[Watch]] | None = None
 
 
-Engine = Callable[[Sequence[Run], Place], list[Problem]]
-"""Trains what is not yet recorded, and says what could not be; a cluster's engine would hand runs to its workers."""
+Engine = Callable[[Sequence[Job], Place], list[NotTrained]]
+"""Trains what is not yet recorded, and says what could not be; a cluster's engine would hand jobs to its workers."""
 
 
-def local(runs: Sequence[Run], place: Place) -> list[Problem]:
-    """One run after the other, in this process."""
+def local(jobs: Sequence[Job], place: Place) -> list[NotTrained]:
+    """One job after the other, in this process."""
     problems = []
-    for name, of_set in groupby(runs, lambda run: run.dataset):
+    for name, of_set in groupby(jobs, lambda job: job.dataset):
         try:
             data = load(name, place.data_dir, offline=place.offline)
         except (DataError, OSError) as error:
-            problems.append(Problem(name, None, str(error)))
+            problems.append(NotTrained(name, None, str(error)))
             continue
-        for run in of_set:
+        for job in of_set:
             try:
-                with place.watching(run) if place.watching else nullcontext() as watch:
+                with place.watching(job) if place.watching else nullcontext() as watch:
                     train(
-                        data, run.primal, run.recipe, run.seeds, folder=place.folder, device=place.device,
+                        data, job.primal, job.recipe, job.seeds, folder=place.folder, device=place.device,
                         watch=[watch] if watch else [],
                     )  # fmt: skip
             except torch.OutOfMemoryError:
-                problems.append(Problem(name, run.mechanism, "the device is out of memory"))
+                problems.append(NotTrained(name, job.mechanism, "the device is out of memory"))
     return problems
 
 

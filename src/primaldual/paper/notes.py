@@ -6,62 +6,59 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 
 from ..data import manifest
-from ..training import Record, recipe_for
-from .engine import Problem
-from .runs import Run, blank
-
-Found = dict[Run, dict[int, Record]]
-"""The records of every run, by seed."""
+from ..training import recipe_for
+from .engine import NotTrained
+from .job import Job, Recorded, blank
 
 
-def notes(found: Found, problems: Sequence[Problem]) -> Iterator[str]:
+def notes(found: Recorded, problems: Sequence[NotTrained]) -> Iterator[str]:
     """All of it, in words.
 
     Args:
         found: what is recorded.
-        problems: what an engine said about runs without a record.
+        problems: what an engine said about jobs without a record.
     """
-    datasets = tuple(dict.fromkeys(run.dataset for run in found))
+    datasets = tuple(dict.fromkeys(job.dataset for job in found))
     yield from _changed(tuple(found))
     yield from _missing(datasets, found, problems)
     yield from _failures(found)
     yield from _editions(datasets, found)
 
 
-def _changed(wanted: Sequence[Run]) -> Iterator[str]:
+def _changed(wanted: Sequence[Job]) -> Iterator[str]:
     """What is not as in the recipe."""
-    own = [(run.recipe, recipe_for(blank(run.dataset))) for run in wanted]
+    own = [(job.recipe, recipe_for(blank(job.dataset))) for job in wanted]
     for name in (f.name for f in fields(own[0][0])):
         pairs = sorted({(str(getattr(b, name)), str(getattr(a, name))) for a, b in own})
         if theirs := [paper for paper, ours in pairs if paper != ours]:
             yield f"NOT the paper's recipe: {name} {pairs[0][1]} instead of {' or '.join(theirs)}"
 
 
-def _missing(datasets: Sequence[str], found: Found, problems: Sequence[Problem]) -> Iterator[str]:
+def _missing(datasets: Sequence[str], found: Recorded, problems: Sequence[NotTrained]) -> Iterator[str]:
     said = {problem.dataset: problem.message for problem in problems if problem.mechanism is None}
     for name in datasets:
-        of_set = {run: records for run, records in found.items() if run.dataset == name}
+        of_set = {job: records for job, records in found.items() if job.dataset == name}
         if not any(of_set.values()) and not any(p.dataset == name and p.mechanism for p in problems):
             yield f"missing set {name}: {said.get(name, 'no run of it is recorded')}"
             continue
-        for run, records in of_set.items():
-            if left := [str(seed) for seed in run.seeds if seed not in records]:
-                why = [p.message for p in problems if p.dataset == name and p.mechanism in (None, run.mechanism)]
-                yield f"not run: {name}, {run.mechanism}, seeds {', '.join(left)}{f': {why[0]}' if why else ''}"
+        for job, records in of_set.items():
+            if left := [str(seed) for seed in job.seeds if seed not in records]:
+                why = [p.message for p in problems if p.dataset == name and p.mechanism in (None, job.mechanism)]
+                yield f"not run: {name}, {job.mechanism}, seeds {', '.join(left)}{f': {why[0]}' if why else ''}"
 
 
-def _failures(found: Found) -> Iterator[str]:
-    for run, records in found.items():
+def _failures(found: Recorded) -> Iterator[str]:
+    for job, records in found.items():
         for seed, record in sorted(records.items()):
             if record.failure:
-                yield f"failed: {run.dataset}, {run.mechanism}, seed {seed}: {record.failure}"
+                yield f"failed: {job.dataset}, {job.mechanism}, seed {seed}: {record.failure}"
 
 
-def _editions(datasets: Sequence[str], found: Found) -> Iterator[str]:
+def _editions(datasets: Sequence[str], found: Recorded) -> Iterator[str]:
     """Sets that are not the archive's; a set that is not the same for all mechanisms is an error."""
     for name in datasets:
         data = {
-            r.data["hash"]: r.data for run, records in found.items() if run.dataset == name for r in records.values()
+            r.data["hash"]: r.data for job, records in found.items() if job.dataset == name for r in records.values()
         }
         if len(data) > 1:
             raise ValueError(f"{name}: the records are from different files of the set; keep those of one")

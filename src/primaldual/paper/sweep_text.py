@@ -176,7 +176,7 @@ def _words(found: Swept, other: Policy) -> str:
 
 
 def _named(found: Swept, value: Value) -> str:
-    plain = f", which is {found.sweep.run(found.measured[0], value).mechanism}" if neutral(value) else ""
+    plain = f", which is {found.sweep.job(found.measured[0], value).mechanism}" if neutral(value) else ""
     return f"{said(value)}{plain}"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from ..data import manifest
 from ..primal import Primal, mechanisms
 from ..training import recipe_for
+from .job import Job, blank, stated
 from .numbers import BETAS, SCALES, SEEDS
-from .runs import Run, blank, stated
 
 Value = float | tuple[int, ...]
 """A β, or a scale per head."""
@@ -44,11 +44,11 @@ class Sweep:
         setting: "beta" or "scales".
         mechanism: one that has it, such as `bn` or `bn+sh`.
         values: to try on every set; the paper's own value for a set is tried beside them.
-        datasets, seeds: of the runs.
+        datasets, seeds: to train on, and with.
         other: of `bn+sh`: scales or β for all sets; else the paper's for each.
         changes: to the recipes, such as `epochs=2`; `validation` is 0.2 unless it is here.
 
-    >>> [run.mechanism for run in Sweep("beta", "bn", (0.0, 0.5), ("NATOPS",)).runs()]
+    >>> [job.mechanism for job in Sweep("beta", "bn", (0.0, 0.5), ("NATOPS",)).jobs()]
     ['softmax', 'bn, β 0.5', 'bn, β 1']
     """
 
@@ -104,7 +104,7 @@ class Sweep:
             return self.values
         return tuple(sorted((*self.values, paper))) if self.setting == "beta" else (*self.values, paper)
 
-    def run(self, dataset: str, value: Value | None) -> Run:
+    def job(self, dataset: str, value: Value | None) -> Job:
         """A value on a set; None for the baseline. A value that changes nothing is the mechanism without that part."""
         family, parts = _split(self.mechanism)
         if value is None:
@@ -114,11 +114,11 @@ class Sweep:
         name = "-".join(filter(None, (family, "+".join(parts)))) or "softmax"
         label = f"{name}, {said(value)}" if name == self.mechanism and value is not None else name
         recipe = replace(recipe_for(blank(dataset)), **self.changes)
-        return Run(dataset, label, self._primal(dataset, name, parts, value), recipe, self.seeds)
+        return Job(dataset, label, self._primal(dataset, name, parts, value), recipe, self.seeds)
 
-    def runs(self) -> list[Run]:
+    def jobs(self) -> list[Job]:
         """All of them, set by set, the baseline first."""
-        return list(dict.fromkeys(self.run(name, v) for name in self.datasets for v in (None, *self.tried(name))))
+        return list(dict.fromkeys(self.job(name, v) for name in self.datasets for v in (None, *self.tried(name))))
 
     def _primal(self, dataset: str, name: str, parts: Sequence[str], value: Value | None) -> Primal:
         given: dict[str, Any] = {"beta": self.other, "scales": self.other or SCALES} | {self.setting: value}

@@ -65,7 +65,7 @@ _TABLES = {
 }
 
 
-def tables() -> tuple[str, ...]:
+def table_names() -> tuple[str, ...]:
     """The names of all tables."""
     return tuple(_TABLES)
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..dual import form_of
 from ..dual.form import pooling_of
-from ..primal import Exponential, Primal, as_primal
+from ..primal import Primal, as_primal
 from ..svr.certificate import spectrum
 from ..svr.design import design
 from ..svr.fit import check_definite, check_numbers, double, four_d
@@ -79,7 +80,7 @@ def recover(
     sign = made.targets.sign() * made.sign_h.unsqueeze(-1)
     scaled = (sign * log_alpha.exp()).where(made.visible.unsqueeze(-1), 0.0)
     # y = Kα is the head's own output at its keys, which stays finite where the α of an exponential kernel does not
-    exponential = isinstance(primal.features, Exponential)
+    exponential = form_of(primal).log_kernel
     y = made.weights(made.keys) @ made.targets if exponential else made.kernel @ scaled
     y = (y + epsilon * sign).where(made.visible.unsqueeze(-1), 0.0)
     log_c = log_alpha.masked_fill(~made.visible.unsqueeze(-1), -torch.inf).amax((-1, -2)) - made.log_scale

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..dual import GroupHeadsByScale
+from ..dual import GroupHeadsByScale, form_of
 from ..ops.statistics import moments
-from ..primal import AllKeys, Exponential, KernelSum, Primal
+from ..primal import AllKeys, Exponential, Primal
 
 
 class PerQueryError(ValueError):
@@ -52,9 +52,11 @@ class Design:
         """κ(Tx_i, Tk_j) / h(Tx_i): [B, H, L, D] to [B, H, L, W]."""
         x, keys = self.mapped(x)
         take = self.visible.unsqueeze(2)
-        if isinstance(self.primal.features, Exponential):
+        form = form_of(self.primal)
+        if form.log_kernel:
+            assert isinstance(self.primal.features, Exponential)
             scores = self.primal.features.log_kernel(x, keys).masked_fill(~take, -torch.inf)
-            if isinstance(self.primal.normalizer, KernelSum):
+            if form.kernel_sum:
                 return scores.softmax(-1).where(take.any(-1, keepdim=True), 0.0)
             kernel = scores.exp()
         else:
@@ -143,11 +145,13 @@ def _with_kernel(
     for map_ in primal.point_maps:  # statistics over all points of the head, not over the query's subset
         mapped = map_.apply(mapped, moments(map_, mapped, seen), parameters)
     pairs = visible.unsqueeze(-1) & visible.unsqueeze(-2)
-    if isinstance(primal.features, Exponential):
+    form = form_of(primal)
+    if form.log_kernel:
+        assert isinstance(primal.features, Exponential)
         log_kernel = primal.features.log_kernel(mapped, mapped)
         log_kernel = ((log_kernel + log_kernel.transpose(-1, -2)) / 2).masked_fill(~pairs, -torch.inf)
         log_sum = torch.logsumexp(log_kernel, -1, keepdim=True).masked_fill(~visible.unsqueeze(-1), 0.0)
-        if isinstance(primal.normalizer, KernelSum):
+        if form.kernel_sum:
             log_h, sign = log_sum.squeeze(-1), torch.ones_like(log_sum.squeeze(-1))
         else:
             h = primal.normalizer.h(mapped, log_sum.exp()).squeeze(-1)

@@ -9,12 +9,12 @@ from typing import Any
 
 from ..training import Record
 from . import render
-from .engine import Problem
+from .engine import NotTrained
+from .job import jobs, recorded
 from .notes import notes
 from .numbers import SEEDS
 from .paired import Outcome, outcome
 from .render import Grid
-from .runs import runs
 from .tables import Table, table
 
 KINDS = ("best", "last")
@@ -43,7 +43,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Report:
+class Comparison:
     """A table, or a part of it, as measured.
 
     Args:
@@ -172,30 +172,29 @@ class Report:
         return render.latex(self.grids(), self.notes, LEGEND)
 
 
-def report(
+def compare(
     of: str | Table,
     records: Iterable[Record],
     only: Sequence[str] | None = None,
     mechanisms: Sequence[str] | None = None,
     seeds: Sequence[int] = tuple(range(SEEDS)),
-    problems: Sequence[Problem] = (),
+    problems: Sequence[NotTrained] = (),
     **changes: Any,
-) -> Report:
-    """A table from records, such as `Store(folder).records()`; those of other runs are left aside.
+) -> Comparison:
+    """A table from records, such as `Store(folder).records()`; those of other jobs are left aside.
 
     Args:
-        of, only, mechanisms, seeds, changes: as in `runs`.
+        of, only, mechanisms, seeds, changes: as in `jobs`.
         records: of anything.
-        problems: what an engine said about runs without a record.
+        problems: what an engine said about jobs without a record.
     """
     of = table(of) if isinstance(of, str) else of
-    wanted = runs(of, only, mechanisms, seeds, **changes)
-    given = list(records)
-    found = {run: run.find(given) for run in wanted}
-    datasets = tuple(dict.fromkeys(run.dataset for run in wanted))
-    columns = tuple(dict.fromkeys(run.mechanism for run in wanted))
-    cells = {(run.dataset, run.mechanism): _cell(records) for run, records in found.items()}
-    return Report(of, datasets, columns, tuple(seeds), cells, tuple(notes(found, problems)))
+    wanted = jobs(of, only, mechanisms, seeds, **changes)
+    found = recorded(wanted, records)
+    datasets = tuple(dict.fromkeys(job.dataset for job in wanted))
+    columns = tuple(dict.fromkeys(job.mechanism for job in wanted))
+    cells = {(job.dataset, job.mechanism): _cell(records) for job, records in found.items()}
+    return Comparison(of, datasets, columns, tuple(seeds), cells, tuple(notes(found, problems)))
 
 
 def _cell(records: dict[int, Record]) -> Cell:

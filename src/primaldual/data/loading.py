@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..base.cache import cache_directory
 from . import cache
+from .archive import manifest
 from .dataset import Dataset
 from .errors import DataError, DataMismatchError, DataNotFoundError
-from .manifest import manifest
 from .prepare import assemble
 from .sources import (
     DATA_VARIABLE,

@@ -1,4 +1,4 @@
-"""What has to be trained for a table. A run knows of no table: tables that need the same one share it."""
+"""What has to be trained for a table. A job knows of no table: tables that need the same one share it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tables import Table, table
 
 
 @dataclass(frozen=True)
-class Run:
+class Job:
     """One mechanism on one set, all seeds together.
 
     Args:
@@ -41,47 +41,62 @@ class Run:
         self.primal.training_set.head_scales(self.recipe.heads)
         return config
 
-    def find(self, records: Iterable[Record]) -> dict[int, Record]:
-        """By seed: the records of this run. Which files the set came from is not looked at, only that all are alike."""
-        recipe, primal = self.recipe.to_dict(), self.primal.to_dict()
-        found: dict[int, Record] = {}
-        for record in records:
-            what = (record.data["name"], record.version, record.recipe, record.mechanism)
-            if what != (self.dataset, VERSION, recipe, primal) or record.seed not in self.seeds:
-                continue
-            if record.seed in found and record.key != found[record.seed].key:
-                raise ValueError(
-                    f"{self.dataset}, {self.mechanism}, seed {record.seed}: two records from different files of the "
-                    f"set ({record.key} and {found[record.seed].key}); keep one of them, or take another folder"
-                )
-            found[record.seed] = record
-        return found
+
+Recorded = dict[Job, dict[int, Record]]
+"""The records of every job, by seed."""
 
 
-def runs(
+def recorded(jobs: Iterable[Job], records: Iterable[Record]) -> Recorded:
+    """Which record is whose; those of other jobs are left aside.
+
+    Which files a set came from is not looked at, only that all are alike.
+    """
+    of_set: dict[str, list[Record]] = {}
+    for record in records:
+        if record.version == VERSION:
+            of_set.setdefault(record.data["name"], []).append(record)
+    return {job: _of(job, of_set.get(job.dataset, [])) for job in jobs}
+
+
+def _of(job: Job, records: list[Record]) -> dict[int, Record]:
+    recipe, primal = job.recipe.to_dict(), job.primal.to_dict()
+    found: dict[int, Record] = {}
+    for record in records:
+        if (record.recipe, record.mechanism) != (recipe, primal) or record.seed not in job.seeds:
+            continue
+        if record.seed in found and record.key != found[record.seed].key:
+            raise ValueError(
+                f"{job.dataset}, {job.mechanism}, seed {record.seed}: two records from different files of the "
+                f"set ({record.key} and {found[record.seed].key}); keep one of them, or take another folder"
+            )
+        found[record.seed] = record
+    return found
+
+
+def jobs(
     of: str | Table,
     only: Sequence[str] | None = None,
     mechanisms: Sequence[str] | None = None,
     seeds: Sequence[int] = tuple(range(SEEDS)),
     **changes: Any,
-) -> list[Run]:
-    """The runs behind a table, set by set.
+) -> list[Job]:
+    """The jobs behind a table, set by set.
 
     Args:
         of: a table, or its name.
         only: some of its sets.
         mechanisms: instead of the table's; others have no number of the paper beside theirs.
-        seeds: of each run.
+        seeds: of each.
         changes: to the recipes of the paper, such as `epochs=2`.
 
-    >>> [run.primal.inputs for run in runs("table-uea", ["JapaneseVowels"], ["bn"])]
+    >>> [job.primal.inputs for job in jobs("table-uea", ["JapaneseVowels"], ["bn"])]
     [(Recenter(beta=0.6, learnable=False),)]
     """
     of = table(of) if isinstance(of, str) else of
     datasets = of.datasets if only is None else _some(f"{of.name} has no set", only, of.datasets)
     columns = of.mechanisms if mechanisms is None else _some("there is no mechanism", mechanisms, _known())
     return [
-        Run(name, column, as_in_paper(name, column), replace(recipe_for(blank(name)), **changes), tuple(seeds))
+        Job(name, column, as_in_paper(name, column), replace(recipe_for(blank(name)), **changes), tuple(seeds))
         for name in datasets
         for column in columns
     ]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from paper.records import record
-from primaldual.paper import Outcome, Problem, report, runs
+from primaldual.paper import NotTrained, Outcome, compare, jobs, recorded
 
-SOFTMAX, BN = runs("table-uea", ["JapaneseVowels"], ["softmax", "bn"], range(2))
+SOFTMAX, BN = jobs("table-uea", ["JapaneseVowels"], ["softmax", "bn"], range(2))
 
 
 def two_seeds():
@@ -20,7 +20,7 @@ def two_seeds():
 
 def of(records, **options):
     part = {"only": ["JapaneseVowels"], "mechanisms": ["softmax", "bn"], "seeds": range(2)}
-    return report("table-uea", records, **part | options)
+    return compare("table-uea", records, **part | options)
 
 
 def test_the_markdown_is_exactly_this():
@@ -105,7 +105,7 @@ def test_a_failed_member_is_shown_and_counts_neither_as_best_nor_as_last():
 
 def test_what_is_missing_is_listed():
     found = of(two_seeds()[:3], only=["JapaneseVowels", "PEMS-SF", "Heartbeat"],
-               problems=[Problem("PEMS-SF", None, "there is no such file")])  # fmt: skip
+               problems=[NotTrained("PEMS-SF", None, "there is no such file")])  # fmt: skip
     assert found.notes == (
         "not run: JapaneseVowels, bn, seeds 1",
         "missing set PEMS-SF: there is no such file",
@@ -116,9 +116,9 @@ def test_what_is_missing_is_listed():
 
 
 def test_records_of_another_recipe_or_beta_are_left_aside():
-    short = runs("table-uea", ["JapaneseVowels"], ["bn"], range(2), epochs=3)[0]
-    other = runs("table-uea", ["PEMS-SF"], ["bn"], range(2))[0]
-    assert short != BN and BN.find([record(short, 0, [1.0]), record(other, 0, [1.0])]) == {}
+    short = jobs("table-uea", ["JapaneseVowels"], ["bn"], range(2), epochs=3)[0]
+    other = jobs("table-uea", ["PEMS-SF"], ["bn"], range(2))[0]
+    assert short != BN and recorded([BN], [record(short, 0, [1.0]), record(other, 0, [1.0])]) == {BN: {}}
     found = of([record(short, 0, [1.0, 2.0]), *two_seeds()], epochs=3)
     assert found.cells["JapaneseVowels", "bn"].last == {0: 2.0}
     assert found.notes[0] == "NOT the paper's recipe: epochs 3 instead of 400"
@@ -132,8 +132,8 @@ def test_records_of_different_files_of_a_set_are_not_mixed():
 
 
 def test_a_lower_error_wins():
-    softmax, bn = runs("table-regression", ["IEEEPPG"], ["softmax", "bn"], [0])
-    found = report("table-regression", [record(softmax, 0, [30.0, 33.0]), record(bn, 0, [31.0, 32.0])],
+    softmax, bn = jobs("table-regression", ["IEEEPPG"], ["softmax", "bn"], [0])
+    found = compare("table-regression", [record(softmax, 0, [30.0, 33.0]), record(bn, 0, [31.0, 32.0])],
                    ["IEEEPPG"], ["softmax", "bn"], [0])  # fmt: skip
     assert found.by_seed("bn", "best") == Outcome(0, 0, 1) and found.by_seed("bn", "last") == Outcome(1, 0, 0)
     assert found.by_set("bn", "paper") == Outcome(1, 0, 0)
@@ -141,7 +141,7 @@ def test_a_lower_error_wins():
 
 def test_as_many_right_is_a_tie_however_float32_rounds_the_seeds():
     percent = [(np.float32(right) / np.float32(370) * 100).item() for right in (361, 361, 370, 352)]
-    records = [record(run, seed, [percent[2 * i + seed]]) for i, run in enumerate((SOFTMAX, BN)) for seed in range(2)]
+    records = [record(job, seed, [percent[2 * i + seed]]) for i, job in enumerate((SOFTMAX, BN)) for seed in range(2)]
     assert sum(percent[:2]) != sum(percent[2:]) and of(records).by_set("bn", "last") == Outcome(0, 1, 0)
 
 

@@ -1,0 +1,123 @@
+"""From the jobs that are wanted to a report: the way that `primaldual reproduce` and `primaldual sweep` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich import box
+from rich.table import Table
+
+from ..base.threads import on_threads
+from . import options
+from .main import _escape, _fail, console
+
+if TYPE_CHECKING:
+    from ..paper import Engine, Job, NotTrained
+    from ..paper.render import Grid
+    from ..training import Record, Watch
+
+
+@contextmanager
+def one_line_errors(status: int) -> Iterator[None]:
+    """What goes wrong is said in one line, with this exit status; 130 where it was stopped."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        raise _fail(error, status) from None
+    except KeyboardInterrupt:
+        raise _fail("stopped; the same command goes on from the last checkpoint", 130) from None
+
+
+def train(
+    wanted: Sequence[Job], output: Path, engine: Engine, device: str | None, threads: int, data_dir: Path | None,
+    offline: bool, *, dry_run: bool, only_report: bool,
+) -> list[NotTrained]:  # fmt: skip
+    """Train what is not recorded in the output folder, and give what could not be; exits after a dry run."""
+    from ..paper import Place
+    from ..training import Store
+
+    with one_line_errors(2):
+        left = _not_recorded(wanted, Store(output).records())
+        place = Place(output, data_dir, offline, options.device_option(device), _progress)
+    if dry_run:
+        for job, seeds in left.items():
+            say(f"{job.dataset}, {job.mechanism}: seeds {', '.join(map(str, seeds))}, {job.recipe.epochs} epochs")
+    if dry_run or not only_report:
+        say(f"{len(wanted) - len(left)} of {len(wanted)} runs are recorded, {len(left)} to go")
+    if dry_run:
+        _show_missing(dict.fromkeys(job.dataset for job in left), data_dir)
+        raise typer.Exit
+    with one_line_errors(1), on_threads(threads):
+        return [] if only_report else engine(list(left), place)
+
+
+def _not_recorded(wanted: Sequence[Job], records: list[Record]) -> dict[Job, list[int]]:
+    """Jobs with seeds that are not recorded, and those seeds; a ValueError says which model there cannot be."""
+    from ..paper import recorded
+
+    for job in wanted:
+        job.config()
+    left = {job: [s for s in job.seeds if s not in found] for job, found in recorded(wanted, records).items()}
+    return {job: seeds for job, seeds in left.items() if seeds}
+
+
+def _show_missing(names: Iterable[str], data_dir: Path | None) -> None:
+    """The sets that are not here; nothing is downloaded for it."""
+    from ..data import DataError, load
+
+    for name in names:
+        try:
+            load(name, data_dir, offline=True)
+        except (DataError, OSError) as error:
+            console.print(f"[yellow]missing set {name}:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+
+
+def _progress(job: Job) -> AbstractContextManager[Watch]:
+    """The bar of a job."""
+    from ..training import progress_bar
+
+    return progress_bar(console, f"{job.dataset}, {job.mechanism}")
+
+
+def write_texts(folder: Path, name: str, texts: dict[str, str]) -> list[Path]:
+    """A file for every suffix."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {suffix: folder / f"{name}.{suffix}" for suffix in texts}
+    for suffix, text in texts.items():
+        paths[suffix].write_text(text, encoding="utf-8")
+    return list(paths.values())
+
+
+def show(grids: Sequence[Grid], words: Sequence[str], notes: Sequence[str], legend: Sequence[str]) -> None:
+    """Tables, of which the paper's rows are dim, and what stands below them."""
+    for grid in grids:
+        shown = Table(title=_escape(grid.title), title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for i, heading in enumerate(grid.header):
+            shown.add_column(_escape(heading), justify="left" if i < 2 else "right", no_wrap=True)
+        for row in grid.rows:
+            if row[0]:
+                shown.add_section()
+            shown.add_row(*map(_escape, row), style="dim" if row[1] == "paper" else "")
+        console.print(shown)
+    for line in words:
+        say(line)
+    for note in notes:
+        console.print(f"[yellow]note:[/] {_escape(note)}", highlight=False, soft_wrap=True)
+    for line in legend:
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
+
+
+def end(written: Sequence[Path], problems: Sequence[NotTrained], measured: bool) -> None:
+    """Say what was written; an exit where a job failed, or where nothing is measured."""
+    say(f"Written: {', '.join(map(str, written))}")
+    if any(problem.mechanism for problem in problems) or not measured:
+        raise typer.Exit(1)
+
+
+def say(text: str) -> None:
+    """A line, as it is."""
+    console.print(_escape(text), highlight=False, soft_wrap=True)
