@@ -168,5 +168,5 @@ def test_the_plot_is_a_picture():
 
 
 def test_a_sweep_of_sparse_attention_has_the_stride_of_the_table():
-    tried = Sweep("beta", "sparse-bn", (0.0, 0.3), ("Handwriting",)).runs()
+    tried = Sweep("beta", "sparse-bn", (0.0, 0.3), ("Handwriting",)).jobs()
     assert len(tried) == 2 and {run.primal.training_set.pattern for run in tried} == {Strided(None)}
