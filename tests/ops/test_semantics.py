@@ -1,10 +1,13 @@
 """What SEMANTICS leaves no freedom in: rows without keys, ragged windows, weights, dropout, statistics."""
 
+from contextlib import suppress
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
 
-from primaldual import Primal, attention, mechanism
+from primaldual import Primal, attention, mechanism, mechanisms
 from primaldual.ops import UnsupportedError, ZeroNormalizerError
 from primaldual.primal import KernelSum, Pooled, Taylor, Unit, Window
 from support.battery import CASES, HEADS, PRIMALS, Case, exists, inputs, parameters
@@ -208,3 +211,18 @@ def test_keys_far_from_zero_cost_no_accuracy_beside_the_reference(causal: bool) 
     truth = keys_gradient(torch.float64, "reference")
     off = [float((keys_gradient(torch.float32, impl) - truth).abs().max()) for impl in ("sdpa", "reference")]
     assert off[0] < 1.5 * off[1]
+
+
+@pytest.mark.parametrize("shape", [(0, 16, 16), (1, 0, 0), (2, 0, 5), (2, 5, 0)], ids=str)
+@pytest.mark.parametrize("name", [name for name in mechanisms() if name != "conv2d"])
+def test_an_empty_batch_and_an_empty_sequence_give_outputs_of_their_shape(name: str, shape: tuple) -> None:
+    batch, queries, keys = shape
+    for impl, causal in product(("auto", "reference", "dense", "block_sparse", "sdpa"), (False, True)):
+        q, k, v = (torch.randn(batch, 8, n, d, requires_grad=True) for n, d in ((queries, 4), (keys, 4), (keys, 3)))
+        if causal and mechanism(name).causal_refusal(8):
+            continue
+        with suppress(UnsupportedError):
+            for _ in range(2):  # what was planned before is another path
+                out = attention(q, k, v, name, impl=impl, is_causal=causal)
+            assert out.shape == (batch, 8, queries, 3) and not out.any()
+            assert not any(g.any() for g in torch.autograd.grad(out.sum(), (q, k, v)))

@@ -84,7 +84,7 @@ def attention(
         query_offset=query_offset, scale=scale,
     )  # fmt: skip
     chosen = choose(problem, impl).impl
-    if key is not None and problem.q is q and problem.k is k and not problem.parameters:
+    if key is not None and q.shape[2] and problem.q is q and problem.k is k and not problem.parameters:
         if len(_known) >= 1024:
             _known.clear()
         _known[key] = _again(problem, chosen)

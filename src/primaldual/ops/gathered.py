@@ -187,7 +187,8 @@ def _grouped(q: Tensor, at: Points, per_key: int, size: int, groups: int, span: 
         return x.permute(0, groups, 1, inside, 4, 5).flatten(3, 4).flatten(0, 1)
 
     def back(x: Tensor) -> Tensor:
-        x = x.unflatten(0, (batch, -1)).unflatten(3, (-1, per_key))  # [B, groups, H, inside, places, C]
+        x = x.unflatten(0, (batch, size if groups == 3 else blocks))  # no -1, which an empty batch leaves open
+        x = x.unflatten(3, (-1, per_key))  # [B, groups, H, inside, places, C]
         x = x.permute(0, 2, 3, 1, 4, 5) if groups == 3 else x.permute(0, 2, 1, 3, 4, 5)
         return x.flatten(2, 4)[:, :, :slots]
 
