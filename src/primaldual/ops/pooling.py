@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from ..dual.form import form_of, pooling_of
 from ..primal import Pooled, Sparse
 from ..primal.features import Parameters
-from ..primal.inputs import grid_of
+from ..primal.grids import grid_of
 from .problem import Problem, UnsupportedError
 
 
