@@ -10,7 +10,7 @@ from primaldual import Primal, attention, mechanism
 from primaldual.ops import CausalFormError
 from primaldual.ops.statistics import moments
 from primaldual.primal import BatchNorm, DepthwiseConv1d, DepthwiseConv2d, EluPlusOne, Moments, Recenter, RmsNorm
-from primaldual.primal.inputs import grid_of
+from primaldual.primal.grids import grid_of
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Sparse, Unit
 from .cost import count
-from .form import pooling_of
+from .form import form_of, pooling_of
 from .render import RENDERERS, Section, formula, say
 from .rewrites import Reassociate, RowConstantsCancel
 
@@ -65,7 +65,7 @@ def _problem(p: Primal) -> Section:
             r"\phantom{\text{s.t.}}\quad f(k_j)(d)-y_j(d)\le\epsilon+\tilde\xi_j(d),\quad \tilde\xi_j(d)\ge0",
         ),
     ]
-    if isinstance(p.training_set, Sparse):
+    if form_of(p).subset != "all":
         lines.append(say("Each query has its own subset S, so there is one such problem per query (Eqn. sparse-svr)."))
     elif pooling_of(p.training_set):
         lines.append(say("Each head has its own S, so there is one such problem per head, of its own size."))

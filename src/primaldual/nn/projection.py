@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..primal.inputs import check_grid, grid_of, sum_of
+from ..primal.convolutions import sum_of
+from ..primal.grids import check_grid, grid_of
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..dual.form import form_of, pooling_of
 from ..kernels.kept import on_device
 from ..primal import Pooled, Sparse
 from ..primal.features import Parameters
-from ..primal.inputs import grid_of
+from ..primal.grids import grid_of
 from .problem import Problem, UnsupportedError
 
 

@@ -2,22 +2,15 @@
 
 from ._primal import Primal
 from ._spec import Spec, UnknownKindError
+from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap, RandomFeatures, Taylor
-from .inputs import (
-    BatchNorm,
-    DepthwiseConv1d,
-    DepthwiseConv2d,
-    InputMap,
-    Moments,
-    PointMap,
-    Recenter,
-    RmsNorm,
-    TokenMap,
-)
+from .inputs import BatchNorm, InputMap, Moments, PointMap, Recenter, RmsNorm, TokenMap
 from .mechanisms import about, as_primal, mechanism, mechanisms
 from .normalizers import KernelSum, Normalizer, Unit
 from .patterns import Fixed, Pattern, Strided, Window
-from .training_sets import AllKeys, Points, Pooled, Sparse, TrainingSet
+from .pooled import Pooled
+from .sparse import Sparse
+from .training_sets import AllKeys, Points, TrainingSet
 
 __all__ = [
     "AllKeys", "BatchNorm", "DepthwiseConv1d", "DepthwiseConv2d", "EluPlusOne", "Exponential", "FeatureMap", "Fixed",

@@ -6,10 +6,13 @@ from typing import Any
 
 from ..base.suggestions import did_you_mean
 from ._primal import Primal
+from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap
-from .inputs import BatchNorm, DepthwiseConv1d, DepthwiseConv2d, InputMap, PointMap, Recenter, RmsNorm
+from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm
 from .patterns import Fixed, Pattern, Strided, Window
-from .training_sets import AllKeys, Pooled, Sparse, TrainingSet
+from .pooled import Pooled
+from .sparse import Sparse
+from .training_sets import AllKeys, TrainingSet
 
 _ABOUT = {
     "softmax": "softmax attention",

@@ -19,7 +19,7 @@ from ..dual import GroupHeadsByScale
 from ..dual.form import pooling_of
 from ..ops import attention
 from ..primal import DepthwiseConv2d, Primal, TrainingSet, as_primal
-from ..svr.design import design
+from ..svr.design import design, in_common, unpool
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
 from .certification import Certification, Check, worst
 from .recover import recover
@@ -249,9 +249,11 @@ def _per_token(drawn: Drawn, values: Tensor) -> Tensor:
         index = list(group)
         probes = probe.expand(1, len(index), -1, -1)
         made = primal.training_set.reduce(keys[:, index], probes, seen, scale, drawn.parameters).values.squeeze(2)
-        owner = made[..., :tokens].abs().argmax(-2)  # [1, h, N]
-        per_point = values[:, index, : made.shape[2]] / made[..., tokens:]
-        spread[:, index] = per_point.gather(2, owner.unsqueeze(-1).expand(-1, -1, -1, values.shape[-1]))
+        total = made[..., tokens:]
+        shares = made[..., :tokens] / total
+        owner = shares.abs().argmax(-2)  # [1, h, N]
+        per_point = values[:, index, : made.shape[2]] / total
+        spread[:, index] = unpool(per_point, owner, shares if in_common(shares) else None)
     return spread
 
 

@@ -88,14 +88,11 @@ def recover(
     check_definite(made.kernel)
     rank, condition = spectrum(made.kernel, made.visible)
 
-    # every token has its point's target, so that pooling gives the point's target back
-    per_token = y.gather(2, made.owner.unsqueeze(-1).expand(-1, -1, -1, y.shape[-1]))
-
     def shaped(x: Tensor) -> Tensor:
         return x.reshape(leading + tuple(x.shape[2:]))
 
     return Recovered(
         alpha=shaped(scaled * (-made.log_scale[..., None, None]).exp()), C=shaped(log_c.exp()), log_C=shaped(log_c),
-        targets=shaped(per_token), epsilon=epsilon,
+        targets=shaped(made.per_token(y)), epsilon=epsilon,
         seen=shaped(made.visible), rank=shaped(rank), condition=shaped(condition),
     )  # fmt: skip

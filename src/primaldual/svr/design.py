@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ..dual import GroupHeadsByScale, form_of
 from ..ops.statistics import moments
@@ -37,7 +38,8 @@ class Design:
     log_scale: Tensor  # [B, H]
     log_h: Tensor  # [B, H, W]: log |h(k_j)|
     sign_h: Tensor  # [B, H, W]
-    owner: Tensor  # [B, H, N]: the point that each token is part of
+    owner: Tensor  # [B, H, N]: the point that each token is part of, or the first of them
+    shares: Tensor | None  # [B, H, W, N]: how points are means of tokens; None where no token is part of several
     parameters: Mapping[str, Tensor]
 
     def mapped(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,6 +49,10 @@ class Design:
             found = moments(map_, keys, self.seen)
             x, keys = map_.apply(x, found, self.parameters), map_.apply(keys, found, self.parameters)
         return x, keys
+
+    def per_token(self, y: Tensor) -> Tensor:
+        """Numbers of tokens that pool to these of points: [B, H, W, C] to [B, H, N, C]."""
+        return unpool(y, self.owner, self.shares)
 
     def weights(self, x: Tensor) -> Tensor:
         """κ(Tx_i, Tk_j) / h(Tx_i): [B, H, L, D] to [B, H, L, W]."""
@@ -105,15 +111,36 @@ def design(
     keys, targets = keys.masked_fill(hidden, 0.0), targets.masked_fill(hidden, 0.0)
     for map_ in primal.token_maps:
         keys = map_.tokens(keys, given).masked_fill(hidden, 0.0)
-    points, values, seen, visible, owner = _pool(primal, keys, targets, tokens, query, given)
+    points, values, seen, visible, owner, shares = _pool(primal, keys, targets, tokens, query, given)
     inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
-    return _with_kernel(inner, points, values, seen, visible, owner, given)
+    return _with_kernel(inner, points, values, seen, visible, owner, shares, given)
+
+
+def unpool(y: Tensor, owner: Tensor, shares: Tensor | None) -> Tensor:
+    """Numbers of tokens that pool to these of points, by `owner` and `shares` as in `Design`: [.., W, C] to [.., N, C].
+
+    Every token has its point's; where points have tokens in common, the smallest numbers that do it.
+    """
+    if shares is None:
+        return y.gather(-2, owner.unsqueeze(-1).expand(*owner.shape, y.shape[-1]))
+    tokens = torch.linalg.pinv(shares) @ y
+    if not bool(((shares @ tokens - y).abs() <= 1e-9 * y.abs().amax()).all()):
+        raise ValueError(
+            "points with tokens in common are not independent of one another: there are more points than their tokens "
+            "can give numbers of their own, so numbers per token do not follow from those of the points"
+        )
+    return tokens
+
+
+def in_common(shares: Tensor) -> bool:
+    """Whether some token [..., N] is part of several points [..., W, N]."""
+    return bool(((shares != 0).sum(-2) > 1).any())
 
 
 def _pool(
     primal: Primal, keys: Tensor, targets: Tensor, tokens: Tensor, query: int | None, parameters: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Points of every head, padded to the longest; which exist; which the query's set holds; whose each token is."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Points of every head, padded to the longest; which exist; which the query's set holds; `owner` and `shares`."""
     B, H, N, D = keys.shape
     scales = primal.training_set.head_scales(H)
     longest = max(primal.training_set.points(s, N) for s in scales)
@@ -121,6 +148,7 @@ def _pool(
     seen = torch.zeros(B, H, longest, dtype=torch.bool, device=keys.device)
     visible = torch.zeros_like(seen)
     owner = torch.zeros(B, H, N, dtype=torch.long, device=keys.device)
+    shares = []
     for scale, heads in GroupHeadsByScale.groups(scales):
         index = torch.tensor(heads, device=keys.device)
         reduced = primal.training_set.reduce(
@@ -133,12 +161,20 @@ def _pool(
         subset = primal.training_set.visible(scale, N, N, keys.device)
         visible[:, index, :count] = True if subset is None or query is None else subset[query]
         place = primal.training_set.coordinate(torch.arange(N, device=keys.device), scale, N)
-        owner[:, index] = place if reduced.share is None else reduced.share.squeeze(2).argmax(-2)
-    return points, values, seen, visible & seen, owner
+        share = one_hot(place, count).T.to(keys.dtype) if reduced.share is None else reduced.share.squeeze(2)
+        owner[:, index] = share.argmax(-2)
+        shares.append((index, share))
+    own = form_of(primal).points == "own"  # the library's points have no tokens in common
+    if not (own and any(in_common(share) for _, share in shares)):
+        return points, values, seen, visible & seen, owner, None
+    whole = keys.new_zeros(B, H, longest, N)
+    for index, share in shares:
+        whole[:, index, : share.shape[-2]] = share.expand(B, len(index), -1, -1)
+    return points, values, seen, visible & seen, owner, whole
 
 
 def _with_kernel(
-    primal: Primal, keys: Tensor, targets: Tensor, seen: Tensor, visible: Tensor, owner: Tensor,
+    primal: Primal, keys: Tensor, targets: Tensor, seen: Tensor, visible: Tensor, owner: Tensor, shares: Tensor | None,
     parameters: Mapping[str, Tensor],
 ) -> Design:  # fmt: skip
     mapped = keys
@@ -168,4 +204,4 @@ def _with_kernel(
     log_scale = torch.where(largest.isfinite(), largest, 0.0)
     scaled = signs * (log_k - log_scale[..., None, None]).exp()
     targets = targets.where(visible.unsqueeze(-1), 0.0)
-    return Design(primal, keys, targets, seen, visible, scaled, log_scale, log_h, sign, owner, parameters)
+    return Design(primal, keys, targets, seen, visible, scaled, log_scale, log_h, sign, owner, shares, parameters)
