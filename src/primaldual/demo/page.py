@@ -160,12 +160,12 @@ def _derivations(document: Page, results: Results) -> None:
         "support vector expansion, and the exact rewrites that make it cheap. `primaldual explain bn+sh` prints one.",
     )
     for name, expansion in results.expansions.items():
-        text = expansion.explain("text", length=results.data.length, heads=results.heads, head_dim=results.head_dim)
+        text = expansion.explain("text", length=results.data.length, **results.attention_shape)
         document.details(name, text)
 
 
 def _protocol(document: Page, results: Results) -> None:
-    recipe, data = results.settings.recipe, results.data
+    recipe, model, data = results.settings.recipe, results.config, results.data
     seeds = ", ".join(str(member.seed) for member in results.of("softmax"))
     document.section("Protocol and setting")
     document.facts(
@@ -173,10 +173,10 @@ def _protocol(document: Page, results: Results) -> None:
             "data": f"{data.name} as shipped with aeon: {len(data.train)} training and {len(data.test)} test series of "
             f"{data.length} steps and {data.channels} channels, {len(data.classes)} classes "
             f"({', '.join(data.classes)}); each channel standardised by the training statistics",
-            "model": f"the library's SeriesTransformer, encoder “{recipe.encoder}”: linear embedding, learned "
-            f"positions, {_count(recipe.layers, 'encoder layer')} (GELU, LayerNorm after each residual), LayerNorm, "
-            f"flatten, linear; width {recipe.d_model}, {recipe.heads} heads, feed-forward {recipe.feedforward}, "
-            f"dropout {recipe.dropout}, none on the attention weights",
+            "model": f"the library's SeriesTransformer, encoder “{model.encoder}”: linear embedding, learned "
+            f"positions, {_count(model.layers, 'encoder layer')} (GELU, LayerNorm after each residual), LayerNorm, "
+            f"flatten, linear; width {model.d_model}, {model.heads} heads, feed-forward {model.feedforward}, "
+            f"dropout {model.dropout}, none on the attention weights",
             "training": f"RAdam, learning rate {recipe.learning_rate:g}, batch {recipe.batch_size}, gradients clipped "
             f"at {recipe.clip:g}, {_count(recipe.epochs, 'epoch')}; last epoch reported",
             "seeds": f"{seeds}; for a seed, every mechanism starts from the same weights and sees the same batches",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..data import Dataset
+from ..models import SeriesConfig
 from ..paper import table
 from ..paper.job import as_in_paper
 from ..paper.numbers import BETAS
@@ -63,6 +65,11 @@ class Settings:
             "budget": None if self.budget == float("inf") else self.budget,
             "recipe": self.recipe.to_dict(),
         }
+
+
+def model_config(recipe: Recipe, data: Dataset, primal: Primal) -> SeriesConfig:
+    """The model of a mechanism."""
+    return recipe.model(data, primal)
 
 
 def family() -> dict[str, Primal]:

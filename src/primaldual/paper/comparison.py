@@ -9,7 +9,7 @@ from typing import Any
 
 from ..training import Record
 from . import render
-from .engine import NotTrained
+from .engine import Failure
 from .job import jobs, recorded
 from .notes import notes
 from .numbers import SEEDS
@@ -178,7 +178,7 @@ def compare(
     only: Sequence[str] | None = None,
     mechanisms: Sequence[str] | None = None,
     seeds: Sequence[int] = tuple(range(SEEDS)),
-    problems: Sequence[NotTrained] = (),
+    failures: Sequence[Failure] = (),
     **changes: Any,
 ) -> Comparison:
     """A table from records, such as `Store(folder).records()`; those of other jobs are left aside.
@@ -186,7 +186,7 @@ def compare(
     Args:
         of, only, mechanisms, seeds, changes: as in `jobs`.
         records: of anything.
-        problems: what an engine said about jobs without a record.
+        failures: what an engine said about jobs without a record.
     """
     of = table(of) if isinstance(of, str) else of
     wanted = jobs(of, only, mechanisms, seeds, **changes)
@@ -194,7 +194,7 @@ def compare(
     datasets = tuple(dict.fromkeys(job.dataset for job in wanted))
     columns = tuple(dict.fromkeys(job.mechanism for job in wanted))
     cells = {(job.dataset, job.mechanism): _cell(records) for job, records in found.items()}
-    return Comparison(of, datasets, columns, tuple(seeds), cells, tuple(notes(found, problems)))
+    return Comparison(of, datasets, columns, tuple(seeds), cells, tuple(notes(found, failures)))
 
 
 def _cell(records: dict[int, Record]) -> Cell:
