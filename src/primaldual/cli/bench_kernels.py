@@ -11,7 +11,7 @@ from ..primal import mechanism
 from . import bench
 from .main import _fail
 from .mechanism_options import scales_option
-from .options import Device, Plot, Quick, RecordFile, Repeats
+from .options import Device, Mechanisms, Plot, Quick, RecordFile, Repeats
 
 if TYPE_CHECKING:
     from ..bench import Case
@@ -48,7 +48,7 @@ def measure(
     dtypes: Annotated[
         str | None, typer.Option(help="`bfloat16`, `float16`, `float32`, `float64`.", show_default=False)
     ] = None,
-    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = ",".join(MECHANISMS),
+    mechanisms: Mechanisms = ",".join(MECHANISMS),
     scales: Annotated[
         str | None, typer.Option(help="One per head, where a mechanism pools.", show_default=False)
     ] = None,
