@@ -72,7 +72,7 @@ def measure(
     device: Device = None,
 ) -> None:
     from ..bench import table, targets
-    from ..bench.measure import Bench
+    from ..bench.measure import AttentionBench
 
     subject = str(ctx.info_name)
     try:
@@ -87,7 +87,7 @@ def measure(
             )  # fmt: skip
     except ValueError as error:
         raise _fail(error, 2) from None
-    runner = Bench(where, repeats or settings["repeats"], budget=0.5 if quick else 3.0)
+    runner = AttentionBench(where, repeats or settings["repeats"], budget=0.5 if quick else 3.0)
     bench.measure_and_show(
         ctx, cases, runner.measure, where, output,
         describe=lambda case: f"{case.mechanism}, {case.length}, {case.step}, {case.mode}",

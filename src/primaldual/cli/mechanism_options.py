@@ -35,8 +35,8 @@ def mechanism_option(name: str, settings: dict[str, Any]) -> Primal:
     read: dict[str, Callable[[str], Any]] = {
         "scales": scales_option, "size": _size, "grid": lambda text: _pair("--grid", text), "pattern": _pattern,
     }  # fmt: skip
-    given = {key: value for key, value in settings.items() if value is not None}
-    return mechanism(name, **{key: read[key](value) if key in read else value for key, value in given.items()})
+    chosen = {key: value for key, value in settings.items() if value is not None}
+    return mechanism(name, **{key: read[key](value) if key in read else value for key, value in chosen.items()})
 
 
 def scales_option(text: str | None) -> tuple[int, ...] | None:

@@ -20,7 +20,7 @@ SHOWN = "walking"
 """The class whose first test series is shown in the attention maps."""
 
 NAMES = ("softmax", "bn", "sh", "bn+sh")
-PAPER = {name: number for name in NAMES if (number := table("table-uea-more").number(DATASET, name))}
+PAPER = {name: printed for name in NAMES if (printed := table("table-uea-more").printed(DATASET, name))}
 """Accuracy as the paper reports it, mean and std in percent (Table more-uea-classification)."""
 
 BETA = BETAS["softmax"][DATASET][0]

@@ -3,7 +3,7 @@
 from .comparison import Cell, Comparison, compare
 from .engine import ENGINES, Engine, Failure, Place, local
 from .job import Job, jobs, recorded
-from .numbers import Number
+from .numbers import MeanStd
 from .paired import Outcome
 from .tables import Table, table, table_names
 
@@ -14,7 +14,7 @@ __all__ = [
     "Engine",
     "Failure",
     "Job",
-    "Number",
+    "MeanStd",
     "Outcome",
     "Place",
     "Table",

@@ -80,7 +80,7 @@ class Comparison:
         if kind != "paper":
             found = (self.gains(name, mechanism, kind) for name in self.datasets)
             return outcome(fmean(gains) for gains in found if gains)
-        pairs = ([self.table.number(name, one) for one in (mechanism, self.table.baseline)] for name in self.averaged)
+        pairs = ([self.table.printed(name, one) for one in (mechanism, self.table.baseline)] for name in self.averaged)
         return outcome(self.table.gain(mine.mean, base.mean) for mine, base in pairs if mine and base)
 
     @property
@@ -92,7 +92,7 @@ class Comparison:
     def mean(self, dataset: str, mechanism: str, kind: str) -> float | None:
         """Over the seeds, or as the paper has it."""
         if kind == "paper":
-            number = self.table.number(dataset, mechanism)
+            number = self.table.printed(dataset, mechanism)
             return number and number.mean
         values = self.cells[dataset, mechanism].values(kind)
         return fmean(values.values()) if values else None
@@ -129,7 +129,7 @@ class Comparison:
 
     def _text(self, dataset: str, mechanism: str, kind: str) -> str:
         if kind == "paper":
-            number = self.table.number(dataset, mechanism)
+            number = self.table.printed(dataset, mechanism)
             return f"{number.mean:.2f} ± {number.std:.2f}" if number else "–"
         values = list(self.cells[dataset, mechanism].values(kind).values())
         text = (
@@ -141,7 +141,7 @@ class Comparison:
         """For CSV: a row per set, mechanism and kind, then the averages and the two tests over all sets."""
         for name in self.datasets:
             for m in self.mechanisms:
-                cell, paper = self.cells[name, m], self.table.number(name, m)
+                cell, paper = self.cells[name, m], self.table.printed(name, m)
                 for kind in KINDS:
                     values = list(cell.values(kind).values())
                     yield {
