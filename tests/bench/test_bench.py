@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from primaldual import attention
-from primaldual.bench import TARGETS, Bench, Case, grid
+from primaldual.bench import TARGETS, AttentionBench, Case, grid
 from primaldual.bench import kernels as kernels_module
 from primaldual.bench.ceilings import Ceilings
 from primaldual.bench.counts import bytes_moved, flops
 from primaldual.bench.plot import ratio_plot, targets_plot
 from primaldual.bench.session import measure_all
 from primaldual.bench.targets import cases, verdicts
-from primaldual.bench.timing import Contestant, Timed, capture, in_turns, working_bytes
+from primaldual.bench.timing import Contestant, Timed, in_turns, step_graph, working_bytes
 
 CPU = torch.device("cpu")
 SMALL = Case("kernels", "sh", 16, 2, heads=4, head_dim=8, dtype="float32", mode="eager", scales=(1, 1, 2, 2))
@@ -63,7 +63,7 @@ def test_a_grid_has_about_the_same_tokens_at_every_length():
 @pytest.mark.parametrize("subject", ["kernels", "layers"])
 @pytest.mark.parametrize("step", ["forward", "forward+backward"])
 def test_a_record_says_what_was_measured(subject, step):
-    bench = Bench(CPU, repeats=3)
+    bench = AttentionBench(CPU, repeats=3)
     bench.ceilings = CEILINGS
     case = other(SMALL, subject=subject, step=step)
     record = bench.measure(case)
@@ -97,7 +97,7 @@ def test_steps_give_the_gradients_of_attention():
     ],
 )
 def test_a_refused_case_becomes_a_record_that_says_why(changes, said):
-    record = Bench(CPU, repeats=3).measure(other(SMALL, **({"length": 15} | changes)))
+    record = AttentionBench(CPU, repeats=3).measure(other(SMALL, **({"length": 15} | changes)))
     assert said in record["error"]
     assert "seconds" not in record
 
@@ -107,7 +107,7 @@ def test_running_out_of_memory_becomes_a_record(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory, in /home/me/lib.so")
 
     monkeypatch.setattr(kernels_module, "attention", full)
-    assert Bench(CPU, repeats=3).measure(SMALL)["error"] == "out of memory"
+    assert AttentionBench(CPU, repeats=3).measure(SMALL)["error"] == "out of memory"
 
 
 def test_without_a_fused_rival_there_is_time_but_no_ratio(monkeypatch):
@@ -115,7 +115,7 @@ def test_without_a_fused_rival_there_is_time_but_no_ratio(monkeypatch):
         raise RuntimeError("No available kernel")
 
     monkeypatch.setattr(kernels_module, "scaled_dot_product_attention", refuse)
-    record = Bench(CPU, repeats=3).measure(other(SMALL, step="forward"))
+    record = AttentionBench(CPU, repeats=3).measure(other(SMALL, step="forward"))
     assert record["rival"] is None and "ratio" not in record and record["seconds"] > 0
     assert record["rivals"] == {"sdpa": "RuntimeError: No available kernel"}
 
@@ -192,7 +192,7 @@ def test_a_captured_step_gives_the_gradients_of_an_eager_one(name):
     case = Case("kernels", name, 128, 2, dtype="float32", scales=(1, 1, 2, 2, 4, 4, 8, 8))
     step = kernels_module.workload(case, torch.device("cuda")).ours.steps[0]
     eager = [x.clone() for x in step()]
-    captured = capture(step)
+    captured = step_graph(step)
     for x in captured.result:
         x.fill_(math.nan)
     captured.graph.replay()
@@ -206,7 +206,7 @@ def test_a_captured_step_gives_the_gradients_of_an_eager_one(name):
 @pytest.mark.parametrize("subject", ["kernels", "layers"])
 def test_a_gpu_record_has_memory_and_names_the_back_end(subject, mode):
     case = Case(subject, "bn", 256, 2, mode=mode)
-    bench = Bench(torch.device("cuda"), repeats=3)
+    bench = AttentionBench(torch.device("cuda"), repeats=3)
     bench.find_ceilings([case])
     record = bench.measure(case)
     assert record["error"] is None, record["error"]

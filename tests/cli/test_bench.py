@@ -71,14 +71,14 @@ def test_layers_write_where_results_belong(tmp_path, monkeypatch, quick_ceilings
 
 
 def test_an_interrupted_run_says_what_was_written(tmp_path, monkeypatch, quick_ceilings):
-    right = measure.Bench.measure
+    right = measure.AttentionBench.measure
 
     def interrupted(self, case):
         if case.length == 64:
             raise KeyboardInterrupt
         return right(self, case)
 
-    monkeypatch.setattr(measure.Bench, "measure", interrupted)
+    monkeypatch.setattr(measure.AttentionBench, "measure", interrupted)
     path = tmp_path / "kernels.json"
     result = call("kernels", *TINY, "--mechanisms", "bn", "--output", str(path))
     assert result.exit_code == 130
@@ -128,7 +128,7 @@ def test_help_says_how_it_measures():
 def test_a_missed_target_sets_the_exit_status(tmp_path, monkeypatch, quick_ceilings, ratio, status):
     figures = {"ratio": ratio, "bytes_share": 0.9, "memory_ratio": ratio, "memory_ratio_materialised": ratio}
     record = figures | {"error": None, "rival": "cudnn"}
-    monkeypatch.setattr(measure.Bench, "measure", lambda self, case: asdict(case) | record)
+    monkeypatch.setattr(measure.AttentionBench, "measure", lambda self, case: asdict(case) | record)
     path = tmp_path / "targets.json"
     result = call("kernels", "--device", "cpu", "--preset", "targets", "--output", str(path))
     assert result.exit_code == status, result.output

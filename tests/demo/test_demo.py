@@ -16,7 +16,7 @@ from primaldual.demo.figures import Figures
 from primaldual.demo.heads import attention_inputs, head_maps
 from primaldual.demo.output import FILES, check_folder, write_all
 from primaldual.demo.run import _Trainer
-from primaldual.demo.settings import NAMES, PAPER, TRAINING, family
+from primaldual.demo.settings import NAMES, PAPER, TRAINING, family, model_config
 from primaldual.models import build
 
 RECIPE = replace(TRAINING, epochs=2, layers=1, d_model=16, feedforward=16)
@@ -136,7 +136,7 @@ def test_as_many_seeds_are_trained_as_there_is_time_for(monkeypatch):
 
 def test_maps_are_those_that_the_model_uses(data):
     """Rows sum to one, and the maps applied to the values give the layer's output."""
-    model = build(replace(RECIPE, layers=2).model(data, family()["bn+sh"]), seed=0).eval()
+    model = build(replace(model_config(RECIPE, data, family()["bn+sh"]), layers=2), seed=0).eval()
     series = data.test.x[:2]
     maps = head_maps(model, series)
     torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, 8, 100))

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 
-def cache_directory(given: str | Path | None = None) -> Path:
+def cache_directory(directory: str | Path | None = None) -> Path:
     """The directory given, else that of `PRIMALDUAL_CACHE`, else the user's cache."""
-    if chosen := given or os.environ.get("PRIMALDUAL_CACHE"):
+    if chosen := directory or os.environ.get("PRIMALDUAL_CACHE"):
         return Path(chosen).expanduser()
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"

@@ -54,8 +54,8 @@ def commit() -> str | None:
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
-    revision = _said("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
-    changed = _said("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    revision = _output_of("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
+    changed = _output_of("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
     return revision and revision + ("+" if changed else "")
 
 
@@ -94,12 +94,12 @@ def without_paths(text: str) -> str:
 
 
 def _driver() -> str | None:
-    said = _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return said.splitlines()[0] if said else None
+    text = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return text.splitlines()[0] if text else None
 
 
 @functools.cache
-def _said(program: str, *arguments: str) -> str | None:
+def _output_of(program: str, *arguments: str) -> str | None:
     """What a program prints, asked once; None where it is not there, or fails."""
     if (found := shutil.which(program)) is None:
         return None

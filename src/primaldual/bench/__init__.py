@@ -1,7 +1,7 @@
 """Speed and memory on this machine, as shares of its ceilings and as ratios to the best fused softmax."""
 
 from .case import Case, grid
-from .measure import Bench
+from .measure import AttentionBench
 from .targets import TARGETS, Target
 
-__all__ = ["TARGETS", "Bench", "Case", "Target", "grid"]
+__all__ = ["TARGETS", "AttentionBench", "Case", "Target", "grid"]

@@ -90,10 +90,10 @@ def grid(
     tf32: bool = False,
 ) -> list[Case]:
     """Every combination; `batch` is `tokens` / length unless given, at least 1."""
-    given = tuple(scales) if scales else None
+    scales = tuple(scales) if scales else None
     return [
         Case(
-            subject, name, length, batch or max(1, tokens // length), heads, head_dim, dtype, step, mode, given, impl,
+            subject, name, length, batch or max(1, tokens // length), heads, head_dim, dtype, step, mode, scales, impl,
             causal, dropout, tf32,
         )
         for dtype, head_dim, mode, step, name, length in product(dtypes, head_dims, modes, steps, mechanisms, lengths)

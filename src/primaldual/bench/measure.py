@@ -16,14 +16,14 @@ from . import kernels, layers
 from .case import Case
 from .ceilings import Ceilings, measure_ceilings, tf32
 from .counts import bytes_moved, flops
-from .session import Record
+from .session import Measurement
 from .timing import Contestant, Timed, in_turns, working_bytes
 from .workload import Workload
 
 PROBES = 5
 
 
-class Bench:
+class AttentionBench:
     """Measures cases on one device, against ceilings that are measured in the same run.
 
     The rival is the fastest fused softmax for the same shape, dtype, step and mode: eager is compared with eager,
@@ -44,14 +44,14 @@ class Bench:
         self._probed: dict[Case, dict[str, float | str]] = {}
         self._materialised: dict[Case, int | None] = {}
 
-    def find_ceilings(self, cases: list[Case]) -> Record:
+    def find_ceilings(self, cases: list[Case]) -> Measurement:
         """Of a copy, and of matrix products in the dtypes of the cases."""
         self.ceilings = measure_ceilings((case.arithmetic for case in cases), self.device)
         return {"ceilings": self.ceilings._asdict()}
 
-    def measure(self, case: Case) -> Record:
+    def measure(self, case: Case) -> Measurement:
         """A record; where the case is refused or memory runs out, one whose `error` says why."""
-        record: Record = asdict(case) | {"error": None}
+        record: Measurement = asdict(case) | {"error": None}
         try:
             with warnings.catch_warnings(), tf32_where_asked(case):
                 warnings.simplefilter("ignore")  # torch says at length why a back end refuses
@@ -63,14 +63,14 @@ class Bench:
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _measure(self, case: Case) -> Record:
+    def _measure(self, case: Case) -> Measurement:
         workload = (kernels if case.subject == "kernels" else layers).workload(case, self.device)
         memory = self._memory(case, workload)
         ours = Timed(workload.ours, case.mode, self.device)
         rivals = self._probe(case, workload)
         times = {name: found for name, found in rivals.items() if isinstance(found, float)}
         fastest = min(times, key=times.__getitem__, default=None)
-        record: Record = {"executor": workload.executor, "input_sets": workload.input_sets,
+        record: Measurement = {"executor": workload.executor, "input_sets": workload.input_sets,
                           "inputs_fit_in_cache": workload.in_cache, "rival": fastest, "rivals": rivals}  # fmt: skip
         if fastest is None:
             rounds = in_turns([ours], self.repeats, self.budget)
@@ -101,9 +101,9 @@ class Bench:
             self._probed[key] = found
         return self._probed[key]
 
-    def _memory(self, case: Case, workload: Workload) -> Record:
+    def _memory(self, case: Case, workload: Workload) -> Measurement:
         """Ours, and softmax with its weights in memory where the workload has it; the latter once per shape."""
-        found: Record = {"peak_bytes": self._peak(workload.ours)}
+        found: Measurement = {"peak_bytes": self._peak(workload.ours)}
         if workload.materialised is None or self.device.type != "cuda":
             return found
         key = case.softmax
@@ -123,10 +123,10 @@ class Bench:
         working = working_bytes(contestant, self.device)
         return None if working is None else contestant.held + working
 
-    def _rates(self, case: Case, seconds: float) -> Record:
+    def _rates(self, case: Case, seconds: float) -> Measurement:
         work, moved = flops(case), bytes_moved(case)
         rival_work = flops(case.softmax)
-        found: Record = {
+        found: Measurement = {
             "flops": work, "bytes": moved, "bytes_per_second": moved / seconds,
             "flops_per_second": work and work / seconds,
             "arithmetic_limit": work and rival_work and work / rival_work,
@@ -148,7 +148,7 @@ def tf32_where_asked(case: Case) -> Iterator[None]:
         yield
 
 
-def spread(name: str, values: list[float]) -> Record:
+def spread(name: str, values: list[float]) -> Measurement:
     """The median of a figure, and its range."""
     return {name: statistics.median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from ..base.packages import needed
 from ..regression import NotConvergedWarning, fit
 from .measure import spread
-from .session import Content, Record
-from .table import number, titled
+from .session import Content, Measurement
+from .table import titled, two_digits
 
 LEGEND = """The kernel is of order 1/N², so C = N and C = N² leave points free. Both are compared at the same duality
 gap: the one that scikit-learn's default tolerance gives, measured first; ours is then asked for that gap. The loop's
@@ -58,7 +58,7 @@ class RegressionBench:
         self.device, self.repeats, self.sample = device, repeats, sample
         self._svr: Any = needed("sklearn.svm", "sklearn", "the rival of this benchmark", "scikit-learn").SVR
 
-    def measure(self, case: RegressionCase) -> Record:
+    def measure(self, case: RegressionCase) -> Measurement:
         """Both on the same problems, to the same gap."""
         draw = torch.Generator().manual_seed(0)
         keys, targets = (
@@ -133,7 +133,7 @@ def results_table(content: Content) -> Table:
     for heading in ("head dim", "ours, s", "loop, s", "ratio", "must", "gap", "loop's gap"):
         table.add_column(heading, justify="right", no_wrap=True)
     for r in content["records"]:
-        cells = [r["name"], str(r["head_dim"]), number(r["seconds"]), number(r["loop_seconds"])]
+        cells = [r["name"], str(r["head_dim"]), two_digits(r["seconds"]), two_digits(r["loop_seconds"])]
         bound = "" if r["must"] is None else f"≤ {r['must']:g}"
-        table.add_row(*cells, f"[bold]{number(r['ratio'])}[/]", bound, f"{r['gap']:.1e}", f"{r['loop_gap']:.1e}")
+        table.add_row(*cells, f"[bold]{two_digits(r['ratio'])}[/]", bound, f"{r['gap']:.1e}", f"{r['loop_gap']:.1e}")
     return table

@@ -14,7 +14,7 @@ from ..base.files import write_json
 from ..kernels.native import library as native
 
 T = TypeVar("T")
-Record = dict[str, Any]
+Measurement = dict[str, Any]
 Content = dict[str, Any]
 
 
@@ -26,7 +26,7 @@ def conditions(device: torch.device, command: str) -> dict[str, Any]:
 
 def measure_all(
     cases: Sequence[T],
-    measure: Callable[[T], Record],
+    measure: Callable[[T], Measurement],
     path: Path,
     about: dict[str, Any],
     *,

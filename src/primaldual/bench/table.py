@@ -8,7 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from .session import Content, Record
+from .session import Content, Measurement
 
 LEGEND = """ratio: ours ÷ the fastest fused softmax (rival), median of interleaved rounds. limit: that ratio of FLOPs.
 length: × batch. FLOP/s, bytes/s: % of this run's matrix product and copy, counting the fewest of each.
@@ -18,13 +18,13 @@ _SHARED = ("subject", "dtype", "tf32", "heads", "head_dim", "step", "mode")
 
 def results_tables(content: Content) -> list[Table]:
     """A table per dtype, head dimension, step and mode, with one line per record."""
-    groups: dict[tuple[Any, ...], list[Record]] = {}
+    groups: dict[tuple[Any, ...], list[Measurement]] = {}
     for record in content["records"]:
         groups.setdefault(tuple(record[key] for key in _SHARED), []).append(record)
     return [_results(records) for records in groups.values()]
 
 
-def _results(records: list[Record]) -> Table:
+def _results(records: list[Measurement]) -> Table:
     first = records[0]
     dtype = "tf32" if first["tf32"] else first["dtype"]
     what = f"{first['subject']}, {first['step']}, {first['mode']}"
@@ -41,10 +41,10 @@ def _results(records: list[Record]) -> Table:
         if r["error"]:
             table.add_row(*cells, *("–" for _ in range(6 + with_memory)), f"[yellow]{escape(r['error'])}[/]")
             continue
-        cells += [_time(r["seconds"]), f"[bold]{number(r.get('ratio'))}[/]"]
-        cells += [f"{number(r['ratio_min'])}–{number(r['ratio_max'])}" if "ratio" in r else "–"]
-        cells += [number(r["arithmetic_limit"]), _percent(r.get("flops_share")), _percent(r.get("bytes_share"))]
-        table.add_row(*cells, *([size(r["peak_bytes"])] if with_memory else []), r["rival"] or "none fused")
+        cells += [_time(r["seconds"]), f"[bold]{two_digits(r.get('ratio'))}[/]"]
+        cells += [f"{two_digits(r['ratio_min'])}–{two_digits(r['ratio_max'])}" if "ratio" in r else "–"]
+        cells += [two_digits(r["arithmetic_limit"]), _percent(r.get("flops_share")), _percent(r.get("bytes_share"))]
+        table.add_row(*cells, *([bytes_text(r["peak_bytes"])] if with_memory else []), r["rival"] or "none fused")
     return table
 
 
@@ -64,8 +64,8 @@ def targets_table(content: Content) -> Table:
         step = {"forward": "fwd", "forward+backward": "fwd+bwd"}[r["step"]]
         why = r["error"] or r.get("rival") or "no fused softmax"
         table.add_row(
-            target["name"], f"{r['length']} × {r['batch']}", step, r["mode"], f"[bold]{exact(target['value'])}[/]",
-            f"{sign} {target['must']:g}", dream, verdict, escape(why),
+            target["name"], f"{r['length']} × {r['batch']}", step, r["mode"],
+            f"[bold]{three_decimals(target['value'])}[/]", f"{sign} {target['must']:g}", dream, verdict, escape(why),
         )  # fmt: skip
     return table
 
@@ -91,14 +91,14 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs"
 
 
-def number(value: float | None) -> str:
+def two_digits(value: float | None) -> str:
     """With about two digits that matter."""
     if value is None:
         return "–"
     return f"{value:.3f}" if value < 0.1 else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def exact(value: float | None) -> str:
+def three_decimals(value: float | None) -> str:
     """With three decimals."""
     return "–" if value is None else f"{value:.3f}"
 
@@ -107,7 +107,7 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.1f}%"
 
 
-def size(count: int | None) -> str:
+def bytes_text(count: int | None) -> str:
     """Bytes."""
     if count is None:
         return "–"

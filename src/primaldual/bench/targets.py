@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from .case import Case
-from .session import Content, Record
+from .session import Content, Measurement
 
 SCALES = (1, 1, 2, 2, 4, 4, 8, 8)
 BATCH = {128: 32, 512: 16, 1024: 8, 4096: 8, 16384: 4}
@@ -32,11 +32,11 @@ class Target:
     dream: float | None = None
     at_least: bool = False
 
-    def value(self, record: Record) -> float | None:
+    def value(self, record: Measurement) -> float | None:
         """The measured figure; None where the case was refused or the figure does not exist."""
         return record.get(self.figure)
 
-    def met(self, record: Record, bound: float | None) -> bool:
+    def met(self, record: Measurement, bound: float | None) -> bool:
         """Whether the figure is within a bound."""
         value = self.value(record)
         if value is None or bound is None:
@@ -95,7 +95,7 @@ def cases(device: str) -> list[Case]:
     return list(dict.fromkeys(target.case for target in TARGETS[device]))
 
 
-def verdicts(device: str, done: Iterable[tuple[Case, Record]]) -> Content:
+def verdicts(device: str, done: Iterable[tuple[Case, Measurement]]) -> Content:
     """Each target whose case was measured: its figure beside its bounds."""
     records = dict(done)
     return {

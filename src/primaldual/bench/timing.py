@@ -30,14 +30,14 @@ class Contestant(NamedTuple):
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-class Captured(NamedTuple):
+class StepGraph(NamedTuple):
     """A CUDA graph of one step, and the tensors that its replays write."""
 
     graph: torch.cuda.CUDAGraph
     result: Any
 
 
-def capture(step: Step, warm_up: int = WARM_UP) -> Captured:
+def step_graph(step: Step, warm_up: int = WARM_UP) -> StepGraph:
     """One whole step as a CUDA graph, after a warm-up on a side stream."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -48,7 +48,7 @@ def capture(step: Step, warm_up: int = WARM_UP) -> Captured:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = step()
-    return Captured(graph, result)
+    return StepGraph(graph, result)
 
 
 def elapsed(run: Step, device: torch.device) -> float:
@@ -76,7 +76,7 @@ class Timed:
                 step()
             steps = contestant.steps
             if mode == "captured":
-                steps = [capture(step).graph.replay for step in steps]
+                steps = [step_graph(step).graph.replay for step in steps]
         self._steps = cycle(steps)
         warm: list[float] = []
         while len(warm) < WARM_UP and sum(warm) < WARM_SECONDS:

@@ -22,7 +22,7 @@ from ..ops import plan
 from ..training import Ensemble
 from .case import DTYPES
 from .measure import reason, spread
-from .session import Record
+from .session import Measurement
 from .timing import Contestant, Step, Timed, in_turns
 from .training_case import SHORTEST, TrainingCase
 from .training_targets import REFERENCE
@@ -57,10 +57,10 @@ class TrainingBench:
     def __init__(self, device: torch.device, repeats: int, budget: float = 5.0) -> None:
         self.device, self.repeats, self.budget = device, repeats, budget
 
-    def measure(self, case: TrainingCase) -> Record:
+    def measure(self, case: TrainingCase) -> Measurement:
         """A record; where the case is refused or memory runs out, one whose `error` says why."""
         recipe = case.recipe
-        record: Record = asdict(case) | {
+        record: Measurement = asdict(case) | {
             "batch": recipe.batch_size, "length": case.length, "full_size": case.full_size, "dropout": recipe.dropout,
             "d_model": recipe.d_model, "heads": recipe.heads, "layers": recipe.layers, "error": None,
         }  # fmt: skip
@@ -74,9 +74,9 @@ class TrainingBench:
         finally:
             self._tidy()
 
-    def _measure(self, case: TrainingCase) -> Record:
+    def _measure(self, case: TrainingCase) -> Measurement:
         data = case.data()
-        record: Record = {
+        record: Measurement = {
             "channels": data.channels, "outputs": data.outputs, "series": len(data.train),
             "padded": data.train.padding is not None, "executor": self._executor(case),
         }  # fmt: skip
@@ -109,7 +109,7 @@ class TrainingBench:
         timed.inner = math.ceil(SAMPLE_SECONDS / timed.sample())
         return _Peaked(timed, torch.cuda.max_memory_allocated() - before if cuda else None)
 
-    def _together(self, case: TrainingCase, data: Dataset, record: Record) -> Callable[[], Contestant]:
+    def _together(self, case: TrainingCase, data: Dataset, record: Measurement) -> Callable[[], Contestant]:
         """All members; the record is told whether their step is a CUDA graph."""
 
         def make() -> Contestant:

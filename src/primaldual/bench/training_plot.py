@@ -64,8 +64,8 @@ def _group(record: dict[str, Any]) -> str:
 def _bars(records: list[tuple[dict[str, Any], float | None]]) -> Iterator[_Bar]:
     """Of one set: a bar per executor, then one model at a time, then the reference where it has a figure."""
     for r, must in records:
-        how = {"auto": "", "sdpa": ", library kernels"}.get(r["impl"], f", {r['impl']}")
-        yield _Bar(f"seeds together{how}", _TOGETHER.get(r["impl"], COLOURS["sh"]), r["ms_per_step_per_seed"], must)
+        by = {"auto": "", "sdpa": ", library kernels"}.get(r["impl"], f", {r['impl']}")
+        yield _Bar(f"seeds together{by}", _TOGETHER.get(r["impl"], COLOURS["sh"]), r["ms_per_step_per_seed"], must)
     first = records[0][0]
     yield _Bar("one model at a time, torch", _ALONE, first["rival_ms_per_step_per_seed"])
     if "reference" in first:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from .session import Content, Record
-from .table import exact, number, size, titled
+from .session import Content, Measurement
+from .table import bytes_text, three_decimals, titled, two_digits
 
 LEGEND = """ms: per step and seed, median of interleaved rounds. alone: one model at a time in a plain torch loop, whose
 softmax is torch's fused attention. ratio: ms ÷ alone in one round, the median. mvts: ms of mvts_transformer on an H200.
@@ -84,13 +84,13 @@ def _name(dataset: str, impl: str) -> str:
 
 def results_tables(content: Content) -> list[Table]:
     """A table per mechanism, with one line per set and executor."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[Measurement]] = {}
     for record in content["records"]:
         groups.setdefault(record["mechanism"], []).append(record)
     return [_results(records) for records in groups.values()]
 
 
-def _results(records: list[Record]) -> Table:
+def _results(records: list[Measurement]) -> Table:
     first = records[0]
     seeds = f"{first['seeds']} seed{'s' if first['seeds'] > 1 else ''} together"
     cut = "random series" if all(r["full_size"] for r in records) else "sizes below the paper's"
@@ -107,13 +107,13 @@ def _results(records: list[Record]) -> Table:
         if r["error"]:
             table.add_row(*cells, r["impl"], *("–" for _ in headings[3:]))
             continue
-        cells += [r["executor"], f"[bold]{exact(r['ms_per_step_per_seed'])}[/]"]
-        cells += [exact(r["rival_ms_per_step_per_seed"]), number(r["ratio"])]
+        cells += [r["executor"], f"[bold]{three_decimals(r['ms_per_step_per_seed'])}[/]"]
+        cells += [three_decimals(r["rival_ms_per_step_per_seed"]), two_digits(r["ratio"])]
         if "reference" in shown:
             cells.append(f"{r['reference']['ms']:g}" if "reference" in r else "–")
         cells.append(f"{r['steps_per_second']:.0f}")
         if "peak_bytes_per_seed" in shown:
-            cells += [size(r["peak_bytes_per_seed"]), size(r["rival_peak_bytes_per_seed"])]
+            cells += [bytes_text(r["peak_bytes_per_seed"]), bytes_text(r["rival_peak_bytes_per_seed"])]
         table.add_row(*cells)
     return table
 
@@ -126,7 +126,7 @@ def targets_table(content: Content) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for target in content["targets"]:
         verdict = "[green]ok[/]" if target["met"] else "[bold red]MISSED[/]"
-        show = _milliseconds if target["figure"] == "ms_per_step_per_seed" else size
+        show = _milliseconds if target["figure"] == "ms_per_step_per_seed" else bytes_text
         table.add_row(target["name"], f"[bold]{show(target['value'])}[/]", f"≤ {show(target['must'])}", verdict)
     return table
 

@@ -22,7 +22,7 @@ from .main import app as main_app
 from .options import device_option
 
 if TYPE_CHECKING:
-    from ..bench.session import Content, Record
+    from ..bench.session import Content, Measurement
 
 T = TypeVar("T")
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -75,7 +75,7 @@ def command_line(ctx: typer.Context) -> str:
 def measure_and_show(
     ctx: typer.Context,
     cases: Sequence[T],
-    measure: Callable[[T], Record],
+    measure: Callable[[T], Measurement],
     device: torch.device,
     output: Path | None,
     *,

@@ -11,7 +11,7 @@ from ..primal import mechanism
 from . import bench
 from .main import _fail
 from .mechanism_options import scales_option
-from .options import Device, Plot, Quick, RecordFile, Repeats
+from .options import Device, Mechanisms, Plot, Quick, RecordFile, Repeats
 
 if TYPE_CHECKING:
     from ..bench import Case
@@ -48,7 +48,7 @@ def measure(
     dtypes: Annotated[
         str | None, typer.Option(help="`bfloat16`, `float16`, `float32`, `float64`.", show_default=False)
     ] = None,
-    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = ",".join(MECHANISMS),
+    mechanisms: Mechanisms = ",".join(MECHANISMS),
     scales: Annotated[
         str | None, typer.Option(help="One per head, where a mechanism pools.", show_default=False)
     ] = None,
@@ -72,7 +72,7 @@ def measure(
     device: Device = None,
 ) -> None:
     from ..bench import table, targets
-    from ..bench.measure import Bench
+    from ..bench.measure import AttentionBench
 
     subject = str(ctx.info_name)
     try:
@@ -87,7 +87,7 @@ def measure(
             )  # fmt: skip
     except ValueError as error:
         raise _fail(error, 2) from None
-    runner = Bench(where, repeats or settings["repeats"], budget=0.5 if quick else 3.0)
+    runner = AttentionBench(where, repeats or settings["repeats"], budget=0.5 if quick else 3.0)
     bench.measure_and_show(
         ctx, cases, runner.measure, where, output,
         describe=lambda case: f"{case.mechanism}, {case.length}, {case.step}, {case.mode}",

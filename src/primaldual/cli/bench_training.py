@@ -9,7 +9,7 @@ import typer
 
 from . import bench
 from .main import _escape, _fail
-from .options import Device, Plot, Quick, RecordFile, Repeats
+from .options import Device, Mechanisms, Plot, Quick, RecordFile, Repeats
 
 if TYPE_CHECKING:
     from ..bench.session import Content
@@ -35,7 +35,7 @@ def training(
     only: Annotated[
         str | None, typer.Option(metavar="SET,SET", help="Sets of known size instead of four.", show_default=False)
     ] = None,
-    mechanisms: Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")] = "softmax",
+    mechanisms: Mechanisms = "softmax",
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Members: 5 on CUDA, 2 on a CPU unless given.", show_default=False)
     ] = None,

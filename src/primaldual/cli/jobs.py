@@ -16,7 +16,7 @@ from . import options
 from .main import _escape, _fail, console
 
 if TYPE_CHECKING:
-    from ..paper import Engine, Job, NotTrained
+    from ..paper import Engine, Failure, Job
     from ..paper.render import Grid
     from ..training import Record, Watch
 
@@ -35,7 +35,7 @@ def one_line_errors(status: int) -> Iterator[None]:
 def train(
     wanted: Sequence[Job], output: Path, engine: Engine, device: str | None, threads: int, data_dir: Path | None,
     offline: bool, *, dry_run: bool, only_report: bool,
-) -> list[NotTrained]:  # fmt: skip
+) -> list[Failure]:  # fmt: skip
     """Train what is not recorded in the output folder, and give what could not be; exits after a dry run."""
     from ..paper import Place
     from ..training import Store
@@ -111,10 +111,10 @@ def show(grids: Sequence[Grid], words: Sequence[str], notes: Sequence[str], lege
         console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
-def end(written: Sequence[Path], problems: Sequence[NotTrained], measured: bool) -> None:
+def end(written: Sequence[Path], failures: Sequence[Failure], measured: bool) -> None:
     """Say what was written; an exit where a job failed, or where nothing is measured."""
     say(f"Written: {', '.join(map(str, written))}")
-    if any(problem.mechanism for problem in problems) or not measured:
+    if any(failure.mechanism for failure in failures) or not measured:
         raise typer.Exit(1)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape as _escape
 
 from ..base.packages import MissingPackageError
 from ..base.version import __version__
@@ -16,7 +17,19 @@ from ..demo import DemoError, Settings, run_demo
 from ..demo.settings import TRAINING
 from ..demo.terminal import summary_table
 from ..dual import derive
-from .mechanism_options import Beta, Causal, Full, How, Learnable, Prefix, Size, mechanism_option
+from .mechanism_options import (
+    Beta,
+    Causal,
+    Full,
+    Grid,
+    How,
+    Learnable,
+    PatternName,
+    Prefix,
+    Scales,
+    Size,
+    mechanism_option,
+)
 from .table import LEGEND, mechanisms_table
 
 app = typer.Typer(
@@ -41,10 +54,6 @@ def _fail(message: object, status: int) -> typer.Exit:
 def _no_plot(error: ModuleNotFoundError) -> None:
     """Say which package a picture needs."""
     console.print(f'[yellow]note:[/] no plot without {error.name}: pip install "primaldual\\[demo]"')
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _version(asked: bool) -> None:
@@ -84,17 +93,13 @@ def explain(
     beta: Beta = None,
     learnable: Learnable = None,
     full: Full = None,
-    scales: Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2`.")] = None,
+    scales: Scales = None,
     how: How = None,
     prefix: Prefix = None,
     size: Size = None,
     causal: Causal = None,
-    grid: Annotated[
-        str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")
-    ] = None,
-    pattern: Annotated[
-        str | None, typer.Option(help="`sparse`: `strided`, `fixed` or `window`, with a size as in `window:16`.")
-    ] = None,
+    grid: Grid = None,
+    pattern: PatternName = None,
 ) -> None:
     """Derive a mechanism: its primal problem, the stationarity conditions, the attention that follows, its cost."""
     if latex and markdown:

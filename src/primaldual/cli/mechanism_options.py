@@ -12,10 +12,16 @@ from ..primal import Fixed, Pattern, Primal, Strided, Window, mechanism
 Beta = Annotated[float | None, typer.Option(help="`bn`: how much of the mean is taken off.")]
 Learnable = Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")]
 Full = Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")]
+Scales = Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2,4,4,8,8`.")]
 How = Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")]
 Prefix = Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")]
 Size = Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")]
 Causal = Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")]
+Grid = Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")]
+PatternName = Annotated[
+    str | None,
+    typer.Option("--pattern", help="`sparse`: `strided`, `fixed` or `window`, or sized as in `window:16`."),
+]
 
 _PATTERNS = {"strided": Strided, "fixed": Fixed, "window": Window}
 
@@ -29,8 +35,8 @@ def mechanism_option(name: str, settings: dict[str, Any]) -> Primal:
     read: dict[str, Callable[[str], Any]] = {
         "scales": scales_option, "size": _size, "grid": lambda text: _pair("--grid", text), "pattern": _pattern,
     }  # fmt: skip
-    given = {key: value for key, value in settings.items() if value is not None}
-    return mechanism(name, **{key: read[key](value) if key in read else value for key, value in given.items()})
+    chosen = {key: value for key, value in settings.items() if value is not None}
+    return mechanism(name, **{key: read[key](value) if key in read else value for key, value in chosen.items()})
 
 
 def scales_option(text: str | None) -> tuple[int, ...] | None:

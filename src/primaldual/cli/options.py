@@ -18,7 +18,7 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         envvar="PRIMALDUAL_DATA",
-        help="Holds `<Name>/<Name>_TRAIN.ts` and `_TEST.ts`, or `<Name>.zip`; in folders too.",
+        help="Holds `<Name>.zip`, or `<Name>/` with `_TRAIN.ts` and `_TEST.ts`; in folders too.",
         show_default=False,
     ),
 ]
@@ -59,6 +59,7 @@ Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="A PNG beside the J
 Repeats = Annotated[
     int | None, typer.Option(min=1, help="Rounds: 30 on CUDA, 7 on a CPU unless given.", show_default=False)
 ]
+Mechanisms = Annotated[str, typer.Option(help="Of `primaldual mechanisms`.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few and short cases, few rounds.")]
 
 

@@ -60,12 +60,12 @@ def reproduce(
         if engine not in ENGINES:
             raise ValueError(f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}")
         wanted = jobs(table, **part)
-    problems = train(
+    failures = train(
         wanted, output, ENGINES[engine], device, threads, data_dir, offline, dry_run=dry_run, only_report=only_report
     )
     with one_line_errors(1):
-        found = compare(table, Store(output).records(), problems=problems, **part)
+        found = compare(table, Store(output).records(), failures=failures, **part)
         texts = {"md": found.markdown(), "csv": found.csv(), "tex": found.latex()}
         written = write_texts(reports or output / "reports", found.table.name, texts)
     show(found.grids(), (), found.notes, LEGEND)
-    end(written, problems, any(cell.last for cell in found.cells.values()))
+    end(written, failures, any(cell.last for cell in found.cells.values()))

@@ -86,14 +86,14 @@ def sweep(
             next(iter(other.values())), {name: value for name, value in changes.items() if value is not None},
         )  # fmt: skip
         wanted = asked.jobs()
-    problems = train(
+    failures = train(
         wanted, output, local, device, threads, data_dir, offline, dry_run=dry_run, only_report=only_report
     )
     with one_line_errors(1):
-        found = swept(asked, Store(output).records(), problems)
+        found = swept(asked, Store(output).records(), failures)
         written = _write(found, reports or output / "reports")
     show(grids(found), verdict(found), found.notes, LEGEND)
-    end(written, problems, bool(found.measured))
+    end(written, failures, bool(found.measured))
 
 
 def _values(setting: str, text: str) -> tuple[Value, ...]:

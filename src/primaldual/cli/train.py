@@ -16,7 +16,19 @@ from rich.table import Table
 from ..base.threads import on_threads
 from ..primal import Primal
 from .main import _escape, _fail, app, console
-from .mechanism_options import Beta, Causal, Full, How, Learnable, Prefix, Size, mechanism_option
+from .mechanism_options import (
+    Beta,
+    Causal,
+    Full,
+    Grid,
+    How,
+    Learnable,
+    PatternName,
+    Prefix,
+    Scales,
+    Size,
+    mechanism_option,
+)
 from .options import OUTPUT, DataDir, Device, Output, Threads, device_option
 
 if TYPE_CHECKING:
@@ -45,13 +57,13 @@ def train(
     beta: Beta = None,
     learnable: Learnable = None,
     full: Full = None,
-    scales: Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2,4,4,8,8`.")] = None,
+    scales: Scales = None,
     how: How = None,
     prefix: Prefix = None,
     size: Size = None,
     causal: Causal = None,
-    grid: Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns, such as `14x14`.")] = None,
-    pattern: Annotated[str | None, typer.Option(help="`sparse`: such as `strided`, `fixed`, `window:16`.")] = None,
+    grid: Grid = None,
+    pattern: PatternName = None,
     seeds: Annotated[int, typer.Option(min=1, help="So many models, with seeds 0, 1, …, train together.")] = 1,
     epochs: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="Else the recipe's; on a CPU 40 at most.")

@@ -35,10 +35,10 @@ class Entry:
         found = []
         if data.kind != self.kind:
             found.append(f"it is a {data.kind} set, the archive's is {self.kind}")
-        given = (len(data.train), len(data.test))
-        if given not in self.cases and not self.approximate:
+        cases = (len(data.train), len(data.test))
+        if cases not in self.cases and not self.approximate:
             known = " or ".join(f"{train} + {test}" for train, test in self.cases)
-            found.append(f"it has {given[0]} + {given[1]} cases, the archive's {known}")
+            found.append(f"it has {cases[0]} + {cases[1]} cases, the archive's {known}")
         for what, mine, published in (
             ("channels", data.channels, self.channels),
             ("steps", data.longest, self.length),

@@ -54,18 +54,18 @@ def load(
     check_name(name)
     directory, store = data_directory(data_dir), cache_directory(cache_dir)
     path = cache.cache_file(name, store)
-    given = None if directory is None else in_directory(name, directory)
+    raw = None if directory is None else in_directory(name, directory)
     reason = None
     if path.is_file() and not rebuild:
         try:
             data = cache.read(path)
-            if given is None or given.digest() == data.source_hash:
+            if raw is None or raw.digest() == data.source_hash:
                 _check(data, path, check)
                 return data
-            reason = f"{path} was prepared from other files than {given.origin}"
+            reason = f"{path} was prepared from other files than {raw.origin}"
         except cache.CacheError as error:
             reason = str(error)
-    source = given or in_directory(name, store / "downloads") or in_aeon(name)
+    source = raw or in_directory(name, store / "downloads") or in_aeon(name)
     if source is None and not offline:
         source = download(name, store / "downloads")
     if source is None:

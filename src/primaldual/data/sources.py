@@ -85,14 +85,14 @@ def check_name(name: str) -> None:
         )
 
 
-def data_directory(given: str | Path | None) -> Path | None:
+def data_directory(directory: str | Path | None) -> Path | None:
     """The directory given, else that of `PRIMALDUAL_DATA`; it must exist."""
-    chosen = given or os.environ.get(DATA_VARIABLE)
+    chosen = directory or os.environ.get(DATA_VARIABLE)
     if not chosen:
         return None
     path = Path(chosen).expanduser()
     if not path.is_dir():
-        by = "" if given else f" (from {DATA_VARIABLE})"
+        by = "" if directory else f" (from {DATA_VARIABLE})"
         raise DataNotFoundError(f"the data directory {path}{by} does not exist")
     return path
 

@@ -13,7 +13,7 @@ from ..nn import MultiheadAttention
 from ..primal import Primal
 from ..training import Recipe
 from .heads import attention_inputs
-from .settings import DemoError
+from .settings import DemoError, model_config
 
 TOLERANCE = 1e-9
 SERIES = 8
@@ -34,7 +34,7 @@ def check(name: str, primal: Primal, data: Dataset, recipe: Recipe) -> list[Chec
     Raises:
         DemoError: they differ by more than `TOLERANCE`.
     """
-    model = build(recipe.model(data, primal), seed=0).double().eval()
+    model = build(model_config(recipe, data, primal), seed=0).double().eval()
     layer, x = attention_inputs(model, data.test.x[:SERIES].double())[0]
     length = x.shape[1]
     kept = torch.linspace(1, length, SERIES).round().long()

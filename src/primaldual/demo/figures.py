@@ -27,7 +27,8 @@ def draw(results: Results) -> Figures:
     # the last layer of seed 0
     heads = {name: first.maps[-1].numpy() for name, (first, *_) in trained.items()}
     scales = {
-        name: expansion.primal.training_set.head_scales(results.heads) for name, expansion in results.expansions.items()
+        name: expansion.primal.training_set.head_scales(results.config.heads)
+        for name, expansion in results.expansions.items()
     }
     by_beta = {beta: [member.accuracy for member in found] for beta, found in results.by_beta().items()}
     accuracy = {name: results.accuracy(name).text(1) for name in trained}

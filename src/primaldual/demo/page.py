@@ -45,8 +45,8 @@ def page(results: Results, figures: Figures) -> str:
 def _accuracy(document: Page, results: Results, figures: Figures) -> None:
     document.section(
         "Accuracy",
-        f"Test accuracy after the last of {_count(results.settings.recipe.epochs, 'epoch')}, mean ± sample standard "
-        f"deviation over {_count(len(results.of('softmax')), 'seed')}. No run selects its epoch, and β = {BETA} and "
+        f"Test accuracy after the last of {_plural(results.settings.recipe.epochs, 'epoch')}, mean ± sample standard "
+        f"deviation over {_plural(len(results.of('softmax')), 'seed')}. No run selects its epoch, and β = {BETA} and "
         f"the scales {', '.join(map(str, SCALES))} are the paper's, fixed beforehand.",
         "Model size, batch and number of epochs are the same for all four mechanisms. They were set for a short demo, "
         "with test curves in view, so this is a demonstration and not a benchmark. One of the 40 test series is "
@@ -135,7 +135,7 @@ def _sweep(document: Page, results: Results, figures: Figures) -> None:
     )
     document.figure(
         figures.sweep,
-        f"{_count(len(next(iter(found.values()))), 'seed')} for each β, last epoch; the line joins the means. "
+        f"{_plural(len(next(iter(found.values()))), 'seed')} for each β, last epoch; the line joins the means. "
         "A look at the sensitivity, not a choice of β: the results above use the paper's.",
     )
 
@@ -160,12 +160,12 @@ def _derivations(document: Page, results: Results) -> None:
         "support vector expansion, and the exact rewrites that make it cheap. `primaldual explain bn+sh` prints one.",
     )
     for name, expansion in results.expansions.items():
-        text = expansion.explain("text", length=results.data.length, heads=results.heads, head_dim=results.head_dim)
+        text = expansion.explain("text", length=results.data.length, **results.attention_shape)
         document.details(name, text)
 
 
 def _protocol(document: Page, results: Results) -> None:
-    recipe, data = results.settings.recipe, results.data
+    recipe, model, data = results.settings.recipe, results.config, results.data
     seeds = ", ".join(str(member.seed) for member in results.of("softmax"))
     document.section("Protocol and setting")
     document.facts(
@@ -173,12 +173,12 @@ def _protocol(document: Page, results: Results) -> None:
             "data": f"{data.name} as shipped with aeon: {len(data.train)} training and {len(data.test)} test series of "
             f"{data.length} steps and {data.channels} channels, {len(data.classes)} classes "
             f"({', '.join(data.classes)}); each channel standardised by the training statistics",
-            "model": f"the library's SeriesTransformer, encoder “{recipe.encoder}”: linear embedding, learned "
-            f"positions, {_count(recipe.layers, 'encoder layer')} (GELU, LayerNorm after each residual), LayerNorm, "
-            f"flatten, linear; width {recipe.d_model}, {recipe.heads} heads, feed-forward {recipe.feedforward}, "
-            f"dropout {recipe.dropout}, none on the attention weights",
+            "model": f"the library's SeriesTransformer, encoder “{model.encoder}”: linear embedding, learned "
+            f"positions, {_plural(model.layers, 'encoder layer')} (GELU, LayerNorm after each residual), LayerNorm, "
+            f"flatten, linear; width {model.d_model}, {model.heads} heads, feed-forward {model.feedforward}, "
+            f"dropout {model.dropout}, none on the attention weights",
             "training": f"RAdam, learning rate {recipe.learning_rate:g}, batch {recipe.batch_size}, gradients clipped "
-            f"at {recipe.clip:g}, {_count(recipe.epochs, 'epoch')}; last epoch reported",
+            f"at {recipe.clip:g}, {_plural(recipe.epochs, 'epoch')}; last epoch reported",
             "seeds": f"{seeds}; for a seed, every mechanism starts from the same weights and sees the same batches",
             "command": f"`{results.command}`",
             "started": results.started.strftime("%Y-%m-%d %H:%M UTC"),
@@ -195,5 +195,5 @@ def _stated(results: Results, name: str) -> str:
     return "; ".join([*(f"T: {map_.text()}" for map_ in primal.inputs), f"S: {primal.training_set.text()}"])
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from ..data import Dataset
 from ..dual import Expansion
+from ..models import SeriesConfig
 from ..primal import Recenter
 from .checks import Check
 from .members import Member
 from .output import MARK
-from .settings import DATASET, PAPER, Settings
+from .settings import DATASET, PAPER, Settings, model_config
 
 MEGA = 1e6
 
@@ -55,14 +56,14 @@ class Results:
     seconds: float = 0.0
 
     @property
-    def heads(self) -> int:
-        """Of every attention layer."""
-        return self.settings.recipe.heads
+    def config(self) -> SeriesConfig:
+        """The model, with softmax; that of the others has the same sizes."""
+        return model_config(self.settings.recipe, self.data, self.expansions["softmax"].primal)
 
     @property
-    def head_dim(self) -> int:
-        """Of every head."""
-        return self.settings.recipe.d_model // self.heads
+    def attention_shape(self) -> dict[str, int]:
+        """Of every attention layer."""
+        return {"heads": self.config.heads, "head_dim": self.config.d_model // self.config.heads}
 
     def of(self, mechanism: str) -> list[Member]:
         """The models of a mechanism, by seed."""
@@ -97,9 +98,9 @@ class Results:
         """Forward FLOPs of attention per series, all layers: key and value projections, input maps, the sum."""
         length, expansion = self.data.length, self.expansions[mechanism]
         cost = (expansion if rewritten else expansion.as_written).cost(
-            queries=length, keys=length, heads=self.heads, head_dim=self.head_dim
+            queries=length, keys=length, **self.attention_shape
         )
-        return self.settings.recipe.layers * cost.total
+        return self.config.layers * cost.total
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types; attention maps are left out."""

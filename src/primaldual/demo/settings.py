@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..data import Dataset
+from ..models import SeriesConfig
 from ..paper import table
 from ..paper.job import as_in_paper
 from ..paper.numbers import BETAS
@@ -18,7 +20,7 @@ SHOWN = "walking"
 """The class whose first test series is shown in the attention maps."""
 
 NAMES = ("softmax", "bn", "sh", "bn+sh")
-PAPER = {name: number for name in NAMES if (number := table("table-uea-more").number(DATASET, name))}
+PAPER = {name: printed for name in NAMES if (printed := table("table-uea-more").printed(DATASET, name))}
 """Accuracy as the paper reports it, mean and std in percent (Table more-uea-classification)."""
 
 BETA = BETAS["softmax"][DATASET][0]
@@ -63,6 +65,11 @@ class Settings:
             "budget": None if self.budget == float("inf") else self.budget,
             "recipe": self.recipe.to_dict(),
         }
+
+
+def model_config(recipe: Recipe, data: Dataset, primal: Primal) -> SeriesConfig:
+    """The model of a mechanism."""
+    return recipe.model(data, primal)
 
 
 def family() -> dict[str, Primal]:

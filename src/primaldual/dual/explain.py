@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Sparse, Unit
+from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Unit
 from .cost import count
 from .form import form_of, pooling_of
 from .render import RENDERERS, Section, formula, say

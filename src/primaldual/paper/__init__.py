@@ -1,13 +1,27 @@
 """The paper's tables: its numbers, the jobs behind them, and what was measured beside."""
 
 from .comparison import Cell, Comparison, compare
-from .engine import ENGINES, Engine, NotTrained, Place, local
+from .engine import ENGINES, Engine, Failure, Place, local
 from .job import Job, jobs, recorded
-from .numbers import Number
+from .numbers import MeanStd
 from .paired import Outcome
 from .tables import Table, table, table_names
 
 __all__ = [
-    "ENGINES", "Cell", "Comparison", "Engine", "Job", "NotTrained", "Number", "Outcome", "Place", "Table", "compare",
-    "jobs", "local", "recorded", "table", "table_names",
+    "ENGINES",
+    "Cell",
+    "Comparison",
+    "Engine",
+    "Failure",
+    "Job",
+    "MeanStd",
+    "Outcome",
+    "Place",
+    "Table",
+    "compare",
+    "jobs",
+    "local",
+    "recorded",
+    "table",
+    "table_names",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..training import Record
 from . import render
-from .engine import NotTrained
+from .engine import Failure
 from .job import jobs, recorded
 from .notes import notes
 from .numbers import SEEDS
@@ -80,7 +80,7 @@ class Comparison:
         if kind != "paper":
             found = (self.gains(name, mechanism, kind) for name in self.datasets)
             return outcome(fmean(gains) for gains in found if gains)
-        pairs = ([self.table.number(name, one) for one in (mechanism, self.table.baseline)] for name in self.averaged)
+        pairs = ([self.table.printed(name, one) for one in (mechanism, self.table.baseline)] for name in self.averaged)
         return outcome(self.table.gain(mine.mean, base.mean) for mine, base in pairs if mine and base)
 
     @property
@@ -92,7 +92,7 @@ class Comparison:
     def mean(self, dataset: str, mechanism: str, kind: str) -> float | None:
         """Over the seeds, or as the paper has it."""
         if kind == "paper":
-            number = self.table.number(dataset, mechanism)
+            number = self.table.printed(dataset, mechanism)
             return number and number.mean
         values = self.cells[dataset, mechanism].values(kind)
         return fmean(values.values()) if values else None
@@ -129,7 +129,7 @@ class Comparison:
 
     def _text(self, dataset: str, mechanism: str, kind: str) -> str:
         if kind == "paper":
-            number = self.table.number(dataset, mechanism)
+            number = self.table.printed(dataset, mechanism)
             return f"{number.mean:.2f} ± {number.std:.2f}" if number else "–"
         values = list(self.cells[dataset, mechanism].values(kind).values())
         text = (
@@ -141,7 +141,7 @@ class Comparison:
         """For CSV: a row per set, mechanism and kind, then the averages and the two tests over all sets."""
         for name in self.datasets:
             for m in self.mechanisms:
-                cell, paper = self.cells[name, m], self.table.number(name, m)
+                cell, paper = self.cells[name, m], self.table.printed(name, m)
                 for kind in KINDS:
                     values = list(cell.values(kind).values())
                     yield {
@@ -178,7 +178,7 @@ def compare(
     only: Sequence[str] | None = None,
     mechanisms: Sequence[str] | None = None,
     seeds: Sequence[int] = tuple(range(SEEDS)),
-    problems: Sequence[NotTrained] = (),
+    failures: Sequence[Failure] = (),
     **changes: Any,
 ) -> Comparison:
     """A table from records, such as `Store(folder).records()`; those of other jobs are left aside.
@@ -186,7 +186,7 @@ def compare(
     Args:
         of, only, mechanisms, seeds, changes: as in `jobs`.
         records: of anything.
-        problems: what an engine said about jobs without a record.
+        failures: what an engine said about jobs without a record.
     """
     of = table(of) if isinstance(of, str) else of
     wanted = jobs(of, only, mechanisms, seeds, **changes)
@@ -194,7 +194,7 @@ def compare(
     datasets = tuple(dict.fromkeys(job.dataset for job in wanted))
     columns = tuple(dict.fromkeys(job.mechanism for job in wanted))
     cells = {(job.dataset, job.mechanism): _cell(records) for job, records in found.items()}
-    return Comparison(of, datasets, columns, tuple(seeds), cells, tuple(notes(found, problems)))
+    return Comparison(of, datasets, columns, tuple(seeds), cells, tuple(notes(found, failures)))
 
 
 def _cell(records: dict[int, Record]) -> Cell:

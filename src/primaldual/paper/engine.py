@@ -16,7 +16,7 @@ from ..training import Watch, train
 from .job import Job
 
 
-class NotTrained(NamedTuple):
+class Failure(NamedTuple):
     """Why a set was not trained on; or one mechanism on it."""
 
     dataset: str
@@ -42,18 +42,18 @@ class Place:
     watching: Callable[[Job], AbstractContextManager[Watch]] | None = None
 
 
-Engine = Callable[[Sequence[Job], Place], list[NotTrained]]
+Engine = Callable[[Sequence[Job], Place], list[Failure]]
 """Trains what is not yet recorded, and says what could not be; a cluster's engine would hand jobs to its workers."""
 
 
-def local(jobs: Sequence[Job], place: Place) -> list[NotTrained]:
+def local(jobs: Sequence[Job], place: Place) -> list[Failure]:
     """One job after the other, in this process."""
-    problems = []
+    failures = []
     for name, of_set in groupby(jobs, lambda job: job.dataset):
         try:
             data = load(name, place.data_dir, offline=place.offline)
         except (DataError, OSError) as error:
-            problems.append(NotTrained(name, None, str(error)))
+            failures.append(Failure(name, None, str(error)))
             continue
         for job in of_set:
             try:
@@ -63,8 +63,8 @@ def local(jobs: Sequence[Job], place: Place) -> list[NotTrained]:
                         watch=[watch] if watch else [],
                     )  # fmt: skip
             except torch.OutOfMemoryError:
-                problems.append(NotTrained(name, job.mechanism, "the device is out of memory"))
-    return problems
+                failures.append(Failure(name, job.mechanism, "the device is out of memory"))
+    return failures
 
 
 ENGINES: dict[str, Engine] = {"local": local}

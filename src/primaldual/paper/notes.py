@@ -7,21 +7,21 @@ from dataclasses import fields
 
 from ..data import manifest
 from ..training import recipe_for
-from .engine import NotTrained
+from .engine import Failure
 from .job import Job, Recorded, blank
 
 
-def notes(found: Recorded, problems: Sequence[NotTrained]) -> Iterator[str]:
+def notes(found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:
     """All of it, in words.
 
     Args:
         found: what is recorded.
-        problems: what an engine said about jobs without a record.
+        failures: what an engine said about jobs without a record.
     """
     datasets = tuple(dict.fromkeys(job.dataset for job in found))
     yield from _changed(tuple(found))
-    yield from _missing(datasets, found, problems)
-    yield from _failures(found)
+    yield from _missing(datasets, found, failures)
+    yield from _failed(found)
     yield from _editions(datasets, found)
 
 
@@ -34,20 +34,20 @@ def _changed(wanted: Sequence[Job]) -> Iterator[str]:
             yield f"NOT the paper's recipe: {name} {pairs[0][1]} instead of {' or '.join(theirs)}"
 
 
-def _missing(datasets: Sequence[str], found: Recorded, problems: Sequence[NotTrained]) -> Iterator[str]:
-    said = {problem.dataset: problem.message for problem in problems if problem.mechanism is None}
+def _missing(datasets: Sequence[str], found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:
+    said = {failure.dataset: failure.message for failure in failures if failure.mechanism is None}
     for name in datasets:
         of_set = {job: records for job, records in found.items() if job.dataset == name}
-        if not any(of_set.values()) and not any(p.dataset == name and p.mechanism for p in problems):
+        if not any(of_set.values()) and not any(p.dataset == name and p.mechanism for p in failures):
             yield f"missing set {name}: {said.get(name, 'no run of it is recorded')}"
             continue
         for job, records in of_set.items():
             if left := [str(seed) for seed in job.seeds if seed not in records]:
-                why = [p.message for p in problems if p.dataset == name and p.mechanism in (None, job.mechanism)]
+                why = [p.message for p in failures if p.dataset == name and p.mechanism in (None, job.mechanism)]
                 yield f"not run: {name}, {job.mechanism}, seeds {', '.join(left)}{f': {why[0]}' if why else ''}"
 
 
-def _failures(found: Recorded) -> Iterator[str]:
+def _failed(found: Recorded) -> Iterator[str]:
     for job, records in found.items():
         for seed, record in sorted(records.items()):
             if record.failure:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Number(NamedTuple):
+class MeanStd(NamedTuple):
     """Mean and standard deviation of 5 runs."""
 
     mean: float
     std: float
 
 
-Numbers = dict[str, tuple[Number, ...]]
+Numbers = dict[str, tuple[MeanStd, ...]]
 """By set: a number per mechanism, the baseline first."""
 
 AVERAGE = "Average"
@@ -23,7 +23,7 @@ sets, where they give 75.64."""
 def _read(text: str) -> Numbers:
     """Lines of a set's name and, in turn, mean and std of every mechanism."""
     rows = {name: [float(x) for x in numbers] for name, *numbers in map(str.split, text.strip().splitlines())}
-    return {name: tuple(map(Number, row[::2], row[1::2])) for name, row in rows.items()}
+    return {name: tuple(map(MeanStd, row[::2], row[1::2])) for name, row in rows.items()}
 
 
 UEA = _read("""

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ..base.style import COLOURS, INK, SOFT, figure, png, style
-from .sweeps import Value, said
+from .sweeps import Value, labelled
 from .swept import Scores, Swept, always
 
 _LINES = {"validation": COLOURS["sh"], "test": COLOURS["bn"]}
@@ -37,7 +37,7 @@ def sweep_plot(found: Swept) -> bytes | None:
         if len(sets) > 1:
             scores = {v: found.over_sets(always(v)) for v in sweep.values}
             _panel(axes[len(sets)], scores, found.over_sets(always(None)), found.best, None)
-            axes[len(sets)].set_title(f"mean of {len(sets)}: the best is {said(found.best)}")
+            axes[len(sets)].set_title(f"mean of {len(sets)}: the best is {labelled(found.best)}")
         for one in axes[panels:]:
             one.set_visible(False)
         for i, one in enumerate(axes[:panels]):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from . import render
 from .paired import outcome
 from .render import Grid
-from .sweeps import Value, neutral, said, shown
+from .sweeps import Value, labelled, neutral, shown
 from .swept import Policy, Scores, Swept, always
 
 LEVEL = 0.05
@@ -96,7 +96,7 @@ def grids(found: Swept) -> tuple[Grid, ...]:
         for name, policy in others.items()
         for kind in KINDS
     ]
-    title = f"The best single value, {said(found.best)}, against the others"
+    title = f"The best single value, {labelled(found.best)}, against the others"
     return numbers, Grid(title, ("against", "", "points", "wins / ties / losses (p)"), tuple(compared))
 
 
@@ -114,7 +114,7 @@ def verdict(found: Swept) -> tuple[str, ...]:
     return (
         f"The best single value is {_named(found, best)}: the best mean validation accuracy over "
         f"{len(sets)} set{'s' * (len(sets) > 1)}, {means[0]:.2f} (the next best value: {means[1]:.2f}). By mean rank "
-        f"it would be {'the same' if by_rank == best else said(by_rank)}.",
+        f"it would be {'the same' if by_rank == best else labelled(by_rank)}.",
         f"Chosen per set: {chosen}.",
         f"Do the values differ by more than seeds do? {'Yes' if p < LEVEL else 'Not shown'}: on test p = {p:.2g} over "
         f"all sets; by set: {of_sets}. Between the best and the worst value lie {_range(found):.2f} points on test in "
@@ -177,7 +177,7 @@ def _words(found: Swept, other: Policy) -> str:
 
 def _named(found: Swept, value: Value) -> str:
     plain = f", which is {found.sweep.job(found.measured[0], value).mechanism}" if neutral(value) else ""
-    return f"{said(value)}{plain}"
+    return f"{labelled(value)}{plain}"
 
 
 def _paper(found: Swept, name: str) -> str:

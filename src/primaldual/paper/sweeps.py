@@ -112,7 +112,7 @@ class Sweep:
         elif neutral(value):
             parts = tuple(part for part in parts if part != PARTS[self.setting])
         name = "-".join(filter(None, (family, "+".join(parts)))) or "softmax"
-        label = f"{name}, {said(value)}" if name == self.mechanism and value is not None else name
+        label = f"{name}, {labelled(value)}" if name == self.mechanism and value is not None else name
         recipe = replace(recipe_for(blank(dataset)), **self.changes)
         return Job(dataset, label, self._primal(dataset, name, parts, value), recipe, self.seeds)
 
@@ -121,13 +121,13 @@ class Sweep:
         return list(dict.fromkeys(self.job(name, v) for name in self.datasets for v in (None, *self.tried(name))))
 
     def _primal(self, dataset: str, name: str, parts: Sequence[str], value: Value | None) -> Primal:
-        given: dict[str, Any] = {"beta": self.other, "scales": self.other or SCALES} | {self.setting: value}
-        if "bn" in parts and given["beta"] is None:
+        settings: dict[str, Any] = {"beta": self.other, "scales": self.other or SCALES} | {self.setting: value}
+        if "bn" in parts and settings["beta"] is None:
             betas = BETAS[_split(name)[0] or "softmax"]
             if dataset not in betas:
                 raise ValueError(f"the paper has no β of {self.mechanism} for {dataset}; give one for all sets")
-            given["beta"] = betas[dataset][1]
-        return stated(name, **{key: given[key] for key, part in PARTS.items() if part in parts})
+            settings["beta"] = betas[dataset][1]
+        return stated(name, **{key: settings[key] for key, part in PARTS.items() if part in parts})
 
 
 def neutral(value: Value) -> bool:
@@ -135,9 +135,9 @@ def neutral(value: Value) -> bool:
     return set(value) == {1} if isinstance(value, tuple) else value == 0
 
 
-def said(value: Value) -> str:
+def labelled(value: Value) -> str:
     """
-    >>> said(0.25), said((1, 1, 2, 2))
+    >>> labelled(0.25), labelled((1, 1, 2, 2))
     ('β 0.25', 'scales 1,1,2,2')
     """
     return f"scales {shown(value)}" if isinstance(value, tuple) else f"β {shown(value)}"

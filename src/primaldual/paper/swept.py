@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..training import Record
-from .engine import NotTrained
+from .engine import Failure
 from .job import recorded
 from .notes import notes
 from .paired import TIE
@@ -106,12 +106,12 @@ class Swept:
         return float((1 + as_large.sum()) / (1 + SHUFFLES))
 
 
-def swept(sweep: Sweep, records: Iterable[Record], problems: Sequence[NotTrained] = ()) -> Swept:
+def swept(sweep: Sweep, records: Iterable[Record], failures: Sequence[Failure] = ()) -> Swept:
     """A sweep from records, such as `Store(folder).records()`; those of other jobs are left aside."""
     found = recorded(sweep.jobs(), records)
     tried = [(name, v) for name in sweep.datasets for v in (None, *sweep.tried(name))]
     return Swept(
-        sweep, {(name, v): _scores(found[sweep.job(name, v)]) for name, v in tried}, tuple(notes(found, problems))
+        sweep, {(name, v): _scores(found[sweep.job(name, v)]) for name, v in tried}, tuple(notes(found, failures))
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..base.suggestions import did_you_mean
-from .numbers import AVERAGE, REGRESSION, UEA, UEA_LINEAR, UEA_MORE, UEA_SPARSE, Number, Numbers
+from .numbers import AVERAGE, REGRESSION, UEA, UEA_LINEAR, UEA_MORE, UEA_SPARSE, MeanStd, Numbers
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Table:
         """Its rows."""
         return tuple(name for name in self.numbers if name != AVERAGE)
 
-    def number(self, dataset: str, mechanism: str) -> Number | None:
+    def printed(self, dataset: str, mechanism: str) -> MeanStd | None:
         """What the paper prints; None where it has no such column.
 
-        >>> table("table-uea").number("JapaneseVowels", "bn")
-        Number(mean=99.55, std=0.31)
+        >>> table("table-uea").printed("JapaneseVowels", "bn")
+        MeanStd(mean=99.55, std=0.31)
         """
         return dict(zip(self.mechanisms, self.numbers[dataset], strict=True)).get(mechanism)
 
