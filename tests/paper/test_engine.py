@@ -2,7 +2,7 @@
 
 import torch
 
-from primaldual.paper import Place, Problem, local, report, runs
+from primaldual.paper import Failure, Place, local, report, runs
 from training.toy import toy
 
 
@@ -18,7 +18,7 @@ def test_a_run_without_memory_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr("primaldual.paper.engine.train", train)
     found = local(runs("table-uea", ["PEMS-SF"]), Place(tmp_path))
     message = "the device is out of memory"
-    assert found == [Problem("PEMS-SF", "bn", message), Problem("PEMS-SF", "bn+sh", message)]
+    assert found == [Failure("PEMS-SF", "bn", message), Failure("PEMS-SF", "bn+sh", message)]
     assert len(trained) == 2
-    notes = report("table-uea", [], ["PEMS-SF"], ["bn"], problems=found).notes
+    notes = report("table-uea", [], ["PEMS-SF"], ["bn"], failures=found).notes
     assert notes == (f"not run: PEMS-SF, bn, seeds 0, 1, 2, 3, 4: {message}",)

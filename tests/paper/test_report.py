@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paper.records import record
-from primaldual.paper import Outcome, Problem, report, runs
+from primaldual.paper import Failure, Outcome, report, runs
 
 SOFTMAX, BN = runs("table-uea", ["JapaneseVowels"], ["softmax", "bn"], range(2))
 
@@ -105,7 +105,7 @@ def test_a_failed_member_is_shown_and_counts_neither_as_best_nor_as_last():
 
 def test_what_is_missing_is_listed():
     found = of(two_seeds()[:3], only=["JapaneseVowels", "PEMS-SF", "Heartbeat"],
-               problems=[Problem("PEMS-SF", None, "there is no such file")])  # fmt: skip
+               failures=[Failure("PEMS-SF", None, "there is no such file")])  # fmt: skip
     assert found.notes == (
         "not run: JapaneseVowels, bn, seeds 1",
         "missing set PEMS-SF: there is no such file",

@@ -81,10 +81,10 @@ def reproduce(
         show_plan(wanted, left, data_dir)
         return
     with working():
-        problems = [] if only_report else train_left(wanted, left, ENGINES[engine], place, threads)
-        found = report(table, store.records(), problems=problems, **part)
+        failures = [] if only_report else train_left(wanted, left, ENGINES[engine], place, threads)
+        found = report(table, store.records(), failures=failures, **part)
         texts = {"md": found.markdown(), "csv": found.csv(), "tex": found.latex()}
         written = write_texts(reports or output / "reports", found.table.name, texts)
     show_grids(found.grids())
     show_notes(found.notes, LEGEND)
-    finish(written, problems, any(cell.last for cell in found.cells.values()))
+    finish(written, failures, any(cell.last for cell in found.cells.values()))

@@ -15,7 +15,7 @@ from .main import _escape, _fail, console
 from .options import on_threads
 
 if TYPE_CHECKING:
-    from ..paper import Engine, Place, Problem, Run
+    from ..paper import Engine, Failure, Place, Run
     from ..paper.render import Grid
     from ..training import Record, Watch
 
@@ -54,7 +54,7 @@ def show_plan(wanted: Sequence[Run], left: dict[Run, list[int]], data_dir: Path 
     from ..data import DataError, load
 
     for run, seeds in left.items():
-        say(f"{run.dataset}, {run.mechanism}: seeds {', '.join(map(str, seeds))}, {run.recipe.epochs} epochs")
+        say(f"{run.dataset}, {run.mechanism}: seeds {', '.join(map(str, seeds))}, {run.recipe.end} {run.recipe.unit}s")
     _say_how_many(wanted, left)
     for name in dict.fromkeys(run.dataset for run in left):
         try:
@@ -65,7 +65,7 @@ def show_plan(wanted: Sequence[Run], left: dict[Run, list[int]], data_dir: Path 
 
 def train_left(
     wanted: Sequence[Run], left: dict[Run, list[int]], engine: Engine, place: Place, threads: int
-) -> list[Problem]:
+) -> list[Failure]:
     """Train what is not recorded; what could not be."""
     _say_how_many(wanted, left)
     with on_threads(threads):
@@ -109,10 +109,10 @@ def show_notes(notes: Sequence[str], legend: Sequence[str]) -> None:
         console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
-def finish(written: Sequence[Path], problems: Sequence[Problem], measured: bool) -> None:
+def finish(written: Sequence[Path], failures: Sequence[Failure], measured: bool) -> None:
     """Say what was written; an exit where a run failed, or where nothing is measured."""
     say(f"Written: {', '.join(map(str, written))}")
-    if any(problem.mechanism for problem in problems) or not measured:
+    if any(one.mechanism for one in failures) or not measured:
         raise typer.Exit(1)
 
 

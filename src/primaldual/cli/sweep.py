@@ -107,14 +107,14 @@ def sweep(
         show_plan(wanted, left, data_dir)
         return
     with working():
-        problems = [] if only_report else train_left(wanted, left, local, place, threads)
-        found = swept(asked, store.records(), problems)
+        failures = [] if only_report else train_left(wanted, left, local, place, threads)
+        found = swept(asked, store.records(), failures)
         written = _write(found, reports or output / "reports")
     show_grids(grids(found))
     for line in verdict(found):
         say(line)
     show_notes(found.notes, LEGEND)
-    finish(written, problems, bool(found.measured))
+    finish(written, failures, bool(found.measured))
 
 
 def _values(setting: str, text: str) -> tuple[Value, ...]:

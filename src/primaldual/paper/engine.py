@@ -16,7 +16,7 @@ from ..training import Watch, train
 from .runs import Run
 
 
-class Problem(NamedTuple):
+class Failure(NamedTuple):
     """Why there is no record of a set; or of one mechanism on it."""
 
     dataset: str
@@ -42,18 +42,18 @@ class Place:
     watching: Callable[[Run], AbstractContextManager[Watch]] | None = None
 
 
-Engine = Callable[[Sequence[Run], Place], list[Problem]]
+Engine = Callable[[Sequence[Run], Place], list[Failure]]
 """Trains what is not yet recorded, and says what could not be; a cluster's engine would hand runs to its workers."""
 
 
-def local(runs: Sequence[Run], place: Place) -> list[Problem]:
+def local(runs: Sequence[Run], place: Place) -> list[Failure]:
     """One run after the other, in this process."""
-    problems = []
+    failures: list[Failure] = []
     for name, of_set in groupby(runs, lambda run: run.dataset):
         try:
             data = load(name, place.data_dir, offline=place.offline)
         except (DataError, OSError) as error:
-            problems.append(Problem(name, None, str(error)))
+            failures.append(Failure(name, None, str(error)))
             continue
         for run in of_set:
             try:
@@ -63,8 +63,8 @@ def local(runs: Sequence[Run], place: Place) -> list[Problem]:
                         watch=[watch] if watch else [],
                     )  # fmt: skip
             except torch.OutOfMemoryError:
-                problems.append(Problem(name, run.mechanism, "the device is out of memory"))
-    return problems
+                failures.append(Failure(name, run.mechanism, "the device is out of memory"))
+    return failures
 
 
 ENGINES: dict[str, Engine] = {"local": local}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..training import Record
 from . import render
-from .engine import Problem
+from .engine import Failure
 from .notes import notes
 from .numbers import SEEDS
 from .paired import Outcome, outcome
@@ -178,7 +178,7 @@ def report(
     only: Sequence[str] | None = None,
     mechanisms: Sequence[str] | None = None,
     seeds: Sequence[int] = tuple(range(SEEDS)),
-    problems: Sequence[Problem] = (),
+    failures: Sequence[Failure] = (),
     **changes: Any,
 ) -> Report:
     """A table from records, such as `Store(folder).records()`; those of other runs are left aside.
@@ -186,7 +186,7 @@ def report(
     Args:
         of, only, mechanisms, seeds, changes: as in `runs`.
         records: of anything.
-        problems: what an engine said about runs without a record.
+        failures: what an engine said about runs without a record.
     """
     of = table(of) if isinstance(of, str) else of
     wanted = runs(of, only, mechanisms, seeds, **changes)
@@ -195,7 +195,7 @@ def report(
     datasets = tuple(dict.fromkeys(run.dataset for run in wanted))
     columns = tuple(dict.fromkeys(run.mechanism for run in wanted))
     cells = {(run.dataset, run.mechanism): _cell(records) for run, records in found.items()}
-    return Report(of, datasets, columns, tuple(seeds), cells, tuple(notes(found, problems)))
+    return Report(of, datasets, columns, tuple(seeds), cells, tuple(notes(found, failures)))
 
 
 def _cell(records: dict[int, Record]) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ import torch
 from ..data import Dataset, Split, manifest
 from ..models import SeriesConfig
 from ..primal import Primal, mechanism, mechanisms
-from ..training import Recipe, Record, recipe_for
+from ..training import Recipe, Record
 from ..training.recipe import VERSION
 from .numbers import BETAS, SCALES, SEEDS
+from .recipes import recipe_for, sizes_of
 from .tables import Table, table
 
 
@@ -37,8 +38,8 @@ class Run:
 
     def config(self) -> SeriesConfig:
         """The model, for a set of the published sizes; a ValueError where there is none."""
-        config = self.recipe.model(blank(self.dataset), self.primal)
-        self.primal.training_set.head_scales(self.recipe.heads)
+        config = sizes_of(self.recipe).config(blank(self.dataset), self.primal)
+        self.primal.training_set.head_scales(config.heads)
         return config
 
     def find(self, records: Iterable[Record]) -> dict[int, Record]:
@@ -81,7 +82,7 @@ def runs(
     datasets = of.datasets if only is None else _some(f"{of.name} has no set", only, of.datasets)
     columns = of.mechanisms if mechanisms is None else _some("there is no mechanism", mechanisms, _known())
     return [
-        Run(name, column, settled(name, column), replace(recipe_for(blank(name)), **changes), tuple(seeds))
+        Run(name, column, settled(name, column), recipe_for(blank(name)).having(**changes), tuple(seeds))
         for name in datasets
         for column in columns
     ]

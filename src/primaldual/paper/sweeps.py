@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..data import manifest
 from ..primal import Primal, mechanism, mechanisms
-from ..training import recipe_for
 from .numbers import BETAS, SCALES, SEEDS
+from .recipes import recipe_for
 from .runs import Run, blank
 
 Value = float | tuple[int, ...]
@@ -113,7 +113,7 @@ class Sweep:
             parts = tuple(part for part in parts if part != PARTS[self.setting])
         name = "-".join(filter(None, (family, "+".join(parts)))) or "softmax"
         label = f"{name}, {said(value)}" if name == self.mechanism and value is not None else name
-        recipe = replace(recipe_for(blank(dataset)), **self.changes)
+        recipe = recipe_for(blank(dataset)).having(**self.changes)
         return Run(dataset, label, self._primal(dataset, name, parts, value), recipe, self.seeds)
 
     def runs(self) -> list[Run]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..training import Record
-from .engine import Problem
+from .engine import Failure
 from .notes import notes
 from .paired import TIE
 from .sweeps import Sweep, Value
@@ -105,13 +105,13 @@ class Swept:
         return float((1 + as_large.sum()) / (1 + SHUFFLES))
 
 
-def swept(sweep: Sweep, records: Iterable[Record], problems: Sequence[Problem] = ()) -> Swept:
+def swept(sweep: Sweep, records: Iterable[Record], failures: Sequence[Failure] = ()) -> Swept:
     """A sweep from records, such as `Store(folder).records()`; those of other runs are left aside."""
     given = list(records)
     found = {run: run.find(given) for run in sweep.runs()}
     tried = [(name, v) for name in sweep.datasets for v in (None, *sweep.tried(name))]
     return Swept(
-        sweep, {(name, v): _scores(found[sweep.run(name, v)]) for name, v in tried}, tuple(notes(found, problems))
+        sweep, {(name, v): _scores(found[sweep.run(name, v)]) for name, v in tried}, tuple(notes(found, failures))
     )
 
 
