@@ -14,7 +14,7 @@ from primaldual.bench.training_plot import training_plot
 from primaldual.bench.training_targets import REFERENCE, TARGETS, results_tables, targets_table, verdicts
 from primaldual.data import manifest
 from primaldual.paper.job import blank
-from primaldual.training import recipe_for
+from primaldual.paper.recipes import recipe_for
 
 CPU = torch.device("cpu")
 SMALL = TrainingCase("JapaneseVowels", seeds=2, dtype="float32", batch=4, steps=8)
@@ -23,9 +23,9 @@ FIGURES = ("ms_per_step_per_seed", "rival_ms_per_step_per_seed", "ratio")
 
 def made(case, ms, peak=2**30):
     """A record as `measure` would make it."""
-    recipe = case.recipe
+    recipe, sizes = case.recipe, case.recipe.model
     record = asdict(case) | {"batch": recipe.batch_size, "length": case.length, "full_size": case.full_size}
-    record |= {"d_model": recipe.d_model, "layers": recipe.layers, "error": None, "executor": "sdpa", "ratio": 0.1}
+    record |= {"d_model": sizes.d_model, "layers": sizes.layers, "error": None, "executor": "sdpa", "ratio": 0.1}
     record |= {"ms_per_step_per_seed": ms, "rival_ms_per_step_per_seed": 10 * ms, "steps_per_second": 1e3 / ms}
     record |= {"peak_bytes_per_seed": peak, "rival_peak_bytes_per_seed": 4 * peak}
     return record | {"reference": REFERENCE[case.dataset]._asdict()}
@@ -41,13 +41,13 @@ def test_a_case_is_the_papers_model_and_batch(name):
     case = TrainingCase(name)
     recipe, config = recipe_for(blank(name)), case.config()
     assert case.full_size and case.recipe.batch_size == recipe.batch_size == 64
-    assert config == recipe.model(blank(name), "softmax") and config.dropout == 0.1
+    assert config == recipe.model.config(blank(name), "softmax") and config.dropout == 0.1
     assert not TrainingCase(name, batch=8).full_size and not TrainingCase(name, steps=8).full_size
 
 
 def test_the_executor_reaches_the_ensembles_model():
     case = TrainingCase("Heartbeat", impl="sdpa")
-    assert case.recipe.model(blank("Heartbeat"), "softmax").impl == "sdpa"
+    assert case.config().impl == case.task(blank("Heartbeat")).config.impl == "sdpa"
 
 
 @pytest.mark.parametrize(("name", "unequal"), [("JapaneseVowels", True), ("Heartbeat", False)])

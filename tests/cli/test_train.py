@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from primaldual.cli import app
+from primaldual.models import SeriesSizes
 from primaldual.training import Ensemble, Recipe, Store
 from training.toy import toy
 
@@ -21,9 +22,9 @@ def small_models(monkeypatch):
     """The recipe's sizes, shrunk."""
 
     def shrunk(data, encoder=None):
-        return Recipe(encoder or "mvts", d_model=16, layers=1, feedforward=16)
+        return Recipe(SeriesSizes(encoder or "mvts", d_model=16, layers=1, feedforward=16), epochs=400)
 
-    monkeypatch.setattr("primaldual.training.recipe_for", shrunk)
+    monkeypatch.setattr("primaldual.paper.recipe_for", shrunk)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_a_file_is_trained_on_and_recorded(file, tmp_path):
     for record in records:
         recipe = record.recipe
         assert (recipe["epochs"], recipe["batch_size"], recipe["learning_rate"]) == (2, 16, 0.01)
-        assert recipe["attention_dropout"] == 0.0 and recipe["dropout"] == 0.1
+        assert recipe["model"]["attention_dropout"] == 0.0 and recipe["model"]["dropout"] == 0.1
         assert record.mechanism["inputs"][0]["beta"] == 0.3
         assert record.mechanism["training_set"]["scales"] == [1, 1, 1, 1, 2, 2, 2, 2]
         assert f"{record.last.value:.2f} (epoch 2)" in result.stdout
@@ -79,7 +80,7 @@ def test_an_archive_s_set_is_found_by_name(tmp_path, monkeypatch):
     result = call("JapaneseVowels", "--epochs", 1, "--encoder", "flowformer", "--output", tmp_path, "--device", "cpu")
     assert result.exit_code == 0, result.output
     (record,) = Store(tmp_path).records()
-    assert record.data["name"] == "JapaneseVowels" and record.recipe["encoder"] == "flowformer"
+    assert record.data["name"] == "JapaneseVowels" and record.recipe["model"]["encoder"] == "flowformer"
 
 
 def test_a_validation_share_gives_a_third_score(file, tmp_path):
@@ -93,7 +94,7 @@ def test_without_a_test_file_it_is_said_and_validation_is_shown(file, tmp_path):
     result = call(alone, "--validation", 0.25, "--output", tmp_path / "runs", *QUICK)
     assert result.exit_code == 0 and "there are no test series" in result.stdout
     (record,) = Store(tmp_path / "runs").records()
-    assert f"{record.validation.value:.2f} (epoch {record.validation.epoch})" in result.stdout
+    assert f"{record.validation.value:.2f} (epoch {record.validation.at})" in result.stdout
     assert "Mine, softmax: test" not in result.stdout and "best:" not in result.stdout
 
 
@@ -107,7 +108,7 @@ def test_training_runs_on_as_many_threads_as_are_given(file, tmp_path, monkeypat
     seen = []
     step = Ensemble.step
     monkeypatch.setattr(
-        Ensemble, "step", lambda self, rows: (seen.append(torch.get_num_threads()), step(self, rows))[1]
+        Ensemble, "step", lambda self, *given: (seen.append(torch.get_num_threads()), step(self, *given))[1]
     )
     torch.set_num_threads(2)
     try:

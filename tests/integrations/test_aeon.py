@@ -360,7 +360,7 @@ def test_other_channels_in_predict(kind):
         ({"dropout": "0.1"}, r"dropout must be in \[0, 1\), got '0.1'"),
         ({"validation": "a fifth"}, r"validation must be a share in \[0, 1\), got 'a fifth'"),
         ({"n_members": 0}, "n_members must be an integer of at least 1"),
-        ({"validation": 0.01}, "AttentionClassifier: a share of 0.01 of 24 training series holds out none"),
+        ({"validation": 0.01}, "AttentionClassifier: a share of 0.01 of 24 training cases holds out none"),
         ({"class_weight": "balance"}, "balance"),
         ({"class_weight": {"slow": 0.0}}, "must be positive"),
         ({"class_weight": {"quick": 2.0}}, "quick|not in class_weight"),

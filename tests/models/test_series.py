@@ -40,7 +40,9 @@ def test_every_mechanism_runs_and_every_parameter_gets_a_gradient(encoder, name)
 
 
 def test_regression_gives_one_number_per_series():
-    model = build(SeriesConfig(CHANNELS, LENGTH, 1, task="regression", d_model=16, layers=1), seed=0)
+    model = build(
+        SeriesConfig(channels=CHANNELS, length=LENGTH, outputs=1, task="regression", d_model=16, layers=1), seed=0
+    )
     assert model(series().float(), PADDING).shape == (BATCH,)
 
 
@@ -109,10 +111,16 @@ def test_only_mvts_hides_padding_from_attention():
 
 # embedding C·d + d; positions T·d; a block 4(d² + d) + 2·d·f + f + d + 2·2d; a final norm 2d; head T·d·k + k
 COUNTS = {
-    "JapaneseVowels": (SeriesConfig(12, 26, 9, d_model=128), 1_664 + 3_328 + 3 * 132_480 + 29_961),
-    "EthanolConcentration": (SeriesConfig(3, 1751, 4, layers=1), 256 + 112_064 + 49_984 + 448_260),
+    "JapaneseVowels": (
+        SeriesConfig(channels=12, length=26, outputs=9, d_model=128),
+        1_664 + 3_328 + 3 * 132_480 + 29_961,
+    ),
+    "EthanolConcentration": (
+        SeriesConfig(channels=3, length=1751, outputs=4, layers=1),
+        256 + 112_064 + 49_984 + 448_260,
+    ),
     "PEMS-SF": (
-        SeriesConfig(963, 144, 7, "flowformer", d_model=512, layers=2, feedforward=2048),
+        SeriesConfig("flowformer", 512, layers=2, feedforward=2048, channels=963, length=144, outputs=7),
         493_568 + 73_728 + 2 * 3_152_384 + 1_024 + 516_103,
     ),
 }

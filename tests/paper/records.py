@@ -17,4 +17,5 @@ def record(job: Job, seed: int, values: Sequence[float], failure: str | None = N
         {"name": job.dataset, "hash": data, "train": entry.cases[0][0], "test": entry.cases[0][1]},
         job.primal.to_dict(), job.recipe.to_dict(), seed, [seed], "accuracy" if entry.classes else "rmse",
         {"epoch": at, "loss": [0.0] * len(values), "test": list(values)}, failure, 1, 1.0, None, {},
+        bool(entry.classes),
     )  # fmt: skip

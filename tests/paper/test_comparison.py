@@ -1,12 +1,16 @@
 """Reports from records that no training made."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paper.records import record
 from primaldual.paper import Failure, Outcome, compare, jobs, recorded
+from primaldual.training import Store
+
+RESULTS = Path(__file__).parents[2] / "results" / "h200"
 
 SOFTMAX, BN = jobs("table-uea", ["JapaneseVowels"], ["softmax", "bn"], range(2))
 
@@ -155,3 +159,11 @@ def test_the_sign_test_is_the_binomial_s():
     for wins, losses in ((0, 5), (3, 4), (13, 2), (40, 25)):
         assert Outcome(wins, 7, losses).p == pytest.approx(scipy_stats.binomtest(wins, wins + losses).pvalue)
     assert Outcome(0, 3, 0).p is None
+
+
+@pytest.mark.deep
+def test_the_committed_table_is_made_of_the_committed_records():
+    mechanisms = ["softmax", "bn", "sh", "bn+sh", "qk-norm"]
+    found = compare("table-uea", Store(RESULTS / "runs").records(), mechanisms=mechanisms, dtype="bfloat16")
+    assert found.markdown() == (RESULTS / "tables" / "table-uea.md").read_text("utf-8")
+    assert found.csv() == (RESULTS / "tables" / "table-uea.csv").read_text("utf-8")

@@ -17,9 +17,9 @@ def slow_down(pause: float) -> None:
     """Wait before every step, and say when it is done."""
     step = Ensemble.step
 
-    def slow(self: Ensemble, rows: torch.Tensor) -> None:
+    def slow(self: Ensemble, *given: Any) -> None:
         time.sleep(pause)
-        step(self, rows)
+        step(self, *given)
         print("step", flush=True)
 
     Ensemble.step = slow

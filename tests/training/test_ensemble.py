@@ -9,12 +9,11 @@ from torch import nn
 from primaldual import mechanism, mechanisms
 from primaldual.models import SeriesConfig, build
 from primaldual.training import Ensemble, Recipe, Training, train
+from primaldual.training.batches import Batches, hold_out
 from primaldual.training.capture import no_waiting
-from primaldual.training.members import forward
-from primaldual.training.optimizer import Optimizer
-from primaldual.training.parts import hold_out, order
+from primaldual.training.series_forward import forward
 from primaldual.training.stacked import Stacked
-from training.toy import CHANNELS, CLASSES, LENGTH, small, toy
+from training.toy import CHANNELS, CLASSES, LENGTH, members, small, toy
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("encoder", ["mvts", "flowformer"])
@@ -30,24 +29,27 @@ LEARNING = {
 def test_members_compute_what_each_model_computes(encoder, name):
     length = 16  # a square, for conv2d
     config = SeriesConfig(
-        CHANNELS, length, CLASSES, encoder, LEARNING.get(name, name), d_model=16, layers=2, feedforward=24, dropout=0.0
-    )
+        encoder, d_model=16, layers=2, feedforward=24, dropout=0.0, channels=CHANNELS, length=length, outputs=CLASSES,
+        mechanism=LEARNING.get(name, name),
+    )  # fmt: skip
     seeds, batch = (3, 4, 5), 5
-    stacked = Stacked(config, seeds, CPU, torch.float64, torch.float64)
+    stacked = Stacked(
+        [build(config, seed) for seed in seeds], CPU, torch.float64, torch.float64, left_out=("num_batches_tracked",)
+    )
     with torch.no_grad():  # what is learned differs between members
         stacked.matrix += 0.1 * torch.randn_like(stacked.matrix)
-    models = [stacked.member(i) for i in range(3)]
+    models = [stacked.load_into(build(config, 0), i) for i in range(3)]
     padding = torch.arange(length) >= torch.randint(1, length + 1, (3, batch, 1))
     x = torch.randn(3, batch, length, CHANNELS, dtype=torch.float64).masked_fill(padding.unsqueeze(-1), 0.0)
     for training in (True, False):
-        mine = forward(stacked, x, padding, training)
+        mine = forward(config, stacked, x, padding, training)
         theirs = torch.stack([model.train(training)(x[i], padding[i]) for i, model in enumerate(models)])
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
         stacked.gather(mine.square().sum())
         theirs.square().sum().backward()
         budget = 1e-9 * stacked.matrix.grad.abs().max().item()  # full batch norm divides by small variances
         for i, model in enumerate(models):
-            own = dict(stacked._split(list(stacked._shapes), stacked.matrix.grad[i]))
+            own = dict(stacked.named(stacked.matrix.grad[i]))
             for parameter_name, parameter in model.named_parameters():
                 torch.testing.assert_close(own[parameter_name], parameter.grad, rtol=0, atol=budget)
             for buffer_name in stacked.buffers:
@@ -55,29 +57,15 @@ def test_members_compute_what_each_model_computes(encoder, name):
             model.zero_grad()
 
 
-@pytest.mark.parametrize("kind", ["radam", "adam"])
-def test_the_optimiser_is_torchs(kind):
-    mine, theirs = (torch.zeros(3, 5, dtype=torch.float64) for _ in range(2))
-    mine.grad = torch.zeros_like(mine)
-    ours = Optimizer(mine, kind, 1e-2, 40)
-    of_torch = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam}[kind]([theirs], lr=1e-2)
-    for _ in range(40):
-        theirs.grad = torch.randn_like(theirs)
-        mine.grad.copy_(theirs.grad)
-        ours.step()
-        of_torch.step()
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
-
-
 def by_hand(data, name, recipe: Recipe, seed: int) -> tuple[nn.Module, list[float]]:
     """The plain torch loop: a module, torch's RAdam, torch's clipping, one model."""
-    model = build(recipe.model(data, name), seed).double()
+    model = build(recipe.model.config(data, name), seed).double()
     optimizer = torch.optim.RAdam(model.parameters(), lr=recipe.learning_rate)
     split, x = data.train, data.train.x.double()
     losses = []
     for epoch in range(1, recipe.epochs + 1):
         total = 0.0
-        for rows in order(seed, epoch, len(x)).split(recipe.batch_size):
+        for rows in Batches(len(x), recipe.batch_size).order(seed, epoch).split(recipe.batch_size):
             scores = model(x[rows], split.padding[rows])
             if data.classes:
                 loss = nn.functional.cross_entropy(scores, split.y[rows])
@@ -98,7 +86,7 @@ def by_hand(data, name, recipe: Recipe, seed: int) -> tuple[nn.Module, list[floa
 def test_a_member_trains_as_the_model_alone(encoder, name, regression):
     data = toy(regression=regression)
     recipe = small(encoder=encoder, epochs=3, clip=0.5)  # so small that it acts, on each member by its own norm
-    ensemble = Ensemble(data, name, recipe, (7, 8, 9), CPU)
+    ensemble = members(data, name, recipe, (7, 8, 9))
     training = Training(ensemble)
     training.run()
     for i, seed in enumerate(ensemble.seeds):
@@ -118,63 +106,64 @@ def test_a_member_trains_as_the_model_alone(encoder, name, regression):
 
 def test_with_dropout_members_start_as_alone_and_have_masks_of_their_own():
     data, recipe = toy(), small(dropout=0.5, epochs=1)
-    ensemble = Ensemble(data, "softmax", recipe, (4, 5), CPU)
+    ensemble = members(data, "softmax", recipe, (4, 5))
     for i, seed in enumerate((4, 5)):
-        alone = build(recipe.model(data, "softmax"), seed).double()
+        alone = build(recipe.model.config(data, "softmax"), seed).double()
         assert all(torch.equal(v, alone.state_dict()[k]) for k, v in ensemble.model(i).state_dict().items())
-    twins = Ensemble(data, "softmax", recipe, (4, 4), CPU)
+    twins = members(data, "softmax", recipe, (4, 4))
     rows = torch.arange(8).expand(2, -1)
-    still = forward(twins.weights, twins.train.x[rows], twins.train.padding[rows], False)
+    x, padding, _ = twins._batch(rows, None)
+    still = forward(twins.task.config, twins.weights, x, padding, False)
     assert torch.equal(still[0], still[1])
-    scores = forward(twins.weights, twins.train.x[rows], twins.train.padding[rows], True)
+    scores = forward(twins.task.config, twins.weights, x, padding, True)
     assert not torch.allclose(scores[0], scores[1])
 
 
 def test_every_series_is_seen_once_an_epoch_in_an_order_of_the_seed_and_the_epoch():
-    assert sorted(order(3, 1, 50).tolist()) == list(range(50))
-    assert order(3, 1, 50).equal(order(3, 1, 50))
-    assert not order(3, 1, 50).equal(order(3, 2, 50)) and not order(3, 1, 50).equal(order(4, 1, 50))
+    order = Batches(50, 8).order
+    assert sorted(order(3, 1).tolist()) == list(range(50)) and order(3, 1).equal(order(3, 1))
+    assert not order(3, 1).equal(order(3, 2)) and not order(3, 1).equal(order(4, 1))
 
 
 def test_bfloat16_members_keep_float32_weights_and_learn():
     records = train(toy(60, 20), "bn", small(dtype="bfloat16", epochs=8, learning_rate=1e-2), [0])
-    ensemble = Ensemble(toy(), "bn", small(dtype="bfloat16"), (0,), CPU)
+    ensemble = members(toy(), "bn", small(dtype="bfloat16"), (0,))
     assert ensemble.weights.matrix.dtype == torch.float32
-    kinds = {name: view.dtype for name, view in ensemble.weights.views.items()}
+    kinds = {name: view.dtype for name, view in ensemble.weights.parameters.items()}
     assert kinds["head.weight"] == torch.bfloat16 and kinds["layers.0.norm1.weight"] == torch.float32
-    regression = Ensemble(toy(regression=True), "bn", small(dtype="bfloat16"), (0,), CPU)
-    assert regression.weights.views["head.weight"].dtype == torch.float32
+    regression = members(toy(regression=True), "bn", small(dtype="bfloat16"), (0,))
+    assert regression.weights.parameters["head.weight"].dtype == torch.float32
     regression.step(torch.arange(8)[None])
-    before = ensemble.weights.views["head.weight"].clone()
+    before = ensemble.weights.parameters["head.weight"].clone()
     for _ in range(3):
         ensemble.step(torch.arange(8)[None])
     start = ensemble.weights.matrix[:, ensemble.weights.exact :]
-    assert torch.equal(ensemble.weights.rough, start.bfloat16()) and not torch.equal(
-        ensemble.weights.views["head.weight"], before
+    assert torch.equal(ensemble.weights.reduced, start.bfloat16()) and not torch.equal(
+        ensemble.weights.parameters["head.weight"], before
     )
     assert all(record.last.value >= 80 for record in records)
 
 
 def test_a_loss_that_is_not_finite_stops_that_member_alone():
     data, recipe = toy(), small(epochs=4)
-    reports = []
-    healthy = Training(Ensemble(data, "softmax", recipe, (0, 1, 2), CPU))
+    seen = []
+    healthy = Training(members(data, "softmax", recipe, (0, 1, 2)))
     healthy.run()
-    broken = Training(Ensemble(data, "softmax", recipe, (0, 1, 2), CPU))
+    broken = Training(members(data, "softmax", recipe, (0, 1, 2)))
     with torch.no_grad():
         broken.ensemble.weights.matrix[1] = 1e200
-    broken.run([reports.append])
+    broken.run([seen.append])
     assert "not finite in epoch 1" in broken.failures[1] and broken.failures[::2] == [None, None]
-    assert "seed 1 stops, the others go on" in reports[0].messages[0]
+    assert "seed 1 stops, the others go on" in seen[0].messages[0]
     assert broken.ensemble.weights.matrix[1].isfinite().all()
-    assert broken.history[1]["epoch"] == [] and reports[-1].seeds == (0, 2)
+    assert broken.history[1]["epoch"] == [] and seen[-1].seeds == (0, 2)
     for i in (0, 2):
         assert broken.history[i] == healthy.history[i]
         assert torch.equal(broken.ensemble.weights.matrix[i], healthy.ensemble.weights.matrix[i])
 
 
 def test_training_ends_when_no_member_is_left():
-    training = Training(Ensemble(toy(), "softmax", small(epochs=50), (0,), CPU))
+    training = Training(members(toy(), "softmax", small(epochs=50), (0,)))
     with torch.no_grad():
         training.ensemble.weights.matrix[0, 0] = math.nan
     training.run()
@@ -183,21 +172,21 @@ def test_training_ends_when_no_member_is_left():
 
 def test_what_is_held_out_is_stratified_and_apart_from_what_is_trained_on():
     data = toy(90, 10)
-    rows, held = hold_out(data, 0.2)
+    rows, held = hold_out("Toy", 90, data.train.y, 0.2)
     assert sorted([*rows.tolist(), *held.tolist()]) == list(range(90))
     counts, whole = data.train.y[held].bincount(minlength=3), data.train.y.bincount(minlength=3)
     assert counts.tolist() == [round(0.2 * n) for n in whole.tolist()]
-    ensemble = Ensemble(data, "softmax", small(validation=0.2), (0,), CPU)
-    assert torch.equal(ensemble.train.x, data.train.x[rows].double())
-    assert torch.equal(ensemble.parts["validation"].x, data.train.x[held].double())
+    ensemble = members(data, "softmax", small(validation=0.2), (0,))
+    assert torch.equal(ensemble.train.tensors[0], data.train.x[rows].double())
+    assert torch.equal(ensemble.parts["validation"].tensors[0], data.train.x[held].double())
     with pytest.raises(ValueError, match="give a larger"):
-        hold_out(toy(6), 0.01)
+        hold_out("Toy", 6, toy(6).train.y, 0.01)
 
 
 def test_patience_stops_a_member_and_gives_the_weights_of_its_best_validation_epoch():
     data = toy(60, 20)
     recipe = small(epochs=60, validation=0.3, patience=4, learning_rate=0.02)
-    training = Training(Ensemble(data, "softmax", recipe, (0, 1), CPU))
+    training = Training(members(data, "softmax", recipe, (0, 1)))
     training.run()
     for i, history in enumerate(training.history):
         best = history["validation"].index(max(history["validation"]))
@@ -207,12 +196,13 @@ def test_patience_stops_a_member_and_gives_the_weights_of_its_best_validation_ep
 
 
 def test_balanced_classes_weigh_alike():
-    ensemble = Ensemble(toy(), "softmax", small(balanced=True), (0, 1), CPU)
+    ensemble = members(toy(), "softmax", small(balanced=True), (0, 1))
     scores, y = torch.randn(2, 6, 3).double(), torch.tensor([[0, 0, 0, 0, 1, 2]] * 2)
-    weights = ensemble.class_weights
+    weights = ensemble.members.class_weights
     expected = [nn.functional.cross_entropy(scores[i], y[i], weights).item() for i in range(2)]
-    assert ensemble._losses(scores, y).tolist() == pytest.approx(expected)
-    counts = ensemble.train.y.bincount()
+    total, count = ensemble.task.loss_of(scores, y, weights)
+    assert (total / count).tolist() == pytest.approx(expected)
+    counts = ensemble.train.tensors[2].bincount()
     assert torch.allclose(weights * counts, (weights * counts)[0])
 
 
@@ -223,9 +213,9 @@ def test_the_callers_random_state_is_left_alone():
 
 
 def test_evaluation_in_pieces_is_evaluation_at_once(monkeypatch):
-    ensemble = Ensemble(toy(), "bn+sh", small(), (0, 1), CPU)
+    ensemble = members(toy(), "bn+sh", small(), (0, 1))
     whole = ensemble.evaluate("test").clone()
-    monkeypatch.setattr("primaldual.training.ensemble.EVALUATED", 3 * 2 * LENGTH)
+    monkeypatch.setattr("primaldual.training.series.EVALUATED", 3 * 2 * LENGTH)
     assert torch.equal(ensemble.evaluate("test"), whole)
 
 
@@ -235,7 +225,7 @@ def test_captured_steps_do_on_a_gpu_what_plain_ones_do_on_a_cpu(name):
     data, recipe = toy(), small(epochs=3)
     runs = []
     for device in ("cpu", "cuda"):
-        training = Training(Ensemble(data, name, recipe, (0, 1, 2), torch.device(device)))
+        training = Training(members(data, name, recipe, (0, 1, 2), device))
         training.run()
         runs.append(training)
     for mine, theirs in zip(runs[1].history, runs[0].history, strict=True):
@@ -254,7 +244,7 @@ def test_captured_dropout_differs_between_steps_and_repeats_with_the_seed(name, 
     for one, other in zip(first, again, strict=True):
         assert one.history["loss"] == pytest.approx(other.history["loss"], rel=1e-2)
         assert one.best.value >= 60
-    ensemble = Ensemble(data, name, small(dropout=0.3, learning_rate=1e-30, dtype=dtype), (0,), torch.device("cuda"))
+    ensemble = members(data, name, small(dropout=0.3, learning_rate=1e-30, dtype=dtype), (0,), "cuda")
     rows = torch.arange(8, device="cuda")[None]
     totals = []
     for _ in range(2):
@@ -277,9 +267,9 @@ def test_scales_out_of_order_are_captured_and_train_on_a_gpu_as_on_a_cpu(caplog)
 def test_what_cannot_be_captured_trains_all_the_same(caplog, monkeypatch):
     step = Ensemble._step
 
-    def waiting(self: Ensemble, rows: torch.Tensor) -> torch.Tensor:
+    def waiting(self: Ensemble, rows: torch.Tensor, length: int | None = None) -> torch.Tensor:
         assert rows.sum().item() > 0
-        return step(self, rows)
+        return step(self, rows, length)
 
     monkeypatch.setattr(Ensemble, "_step", waiting)
     runs = [train(toy(), "bn+sh", small(), (0, 1), device=device) for device in ("cpu", "cuda")]
@@ -290,20 +280,18 @@ def test_what_cannot_be_captured_trains_all_the_same(caplog, monkeypatch):
 
 @pytest.mark.gpu
 def test_no_batch_of_an_epoch_waits_for_the_device():
-    training = Training(Ensemble(toy(), "bn+sh", small(dtype="float32", dropout=0.1), (0, 1), torch.device("cuda")))
-    for _ in training._epoch():  # captures
-        pass
-    training.batch = 0
-    batches = training._epoch()
-    next(batches)  # the order goes to the device
+    training = Training(members(toy(), "bn+sh", small(dtype="float32", dropout=0.1), (0, 1), "cuda"))
+    batches = len(training.ensemble.batches)
+    for _ in range(batches + 1):  # captures; then the order of the second epoch goes to the device
+        training.train_batch()
     with no_waiting():
-        for _ in batches:
-            pass
+        for _ in range(batches - 1):
+            training.train_batch()
 
 
 @pytest.mark.gpu
 def test_a_member_that_fails_on_a_gpu_leaves_the_others_alone():
-    training = Training(Ensemble(toy(), "softmax", small(), (0, 1), torch.device("cuda")))
+    training = Training(members(toy(), "softmax", small(), (0, 1), "cuda"))
     with torch.no_grad():
         training.ensemble.weights.matrix[0] = math.nan
     training.run()

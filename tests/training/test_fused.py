@@ -9,10 +9,11 @@ pytest.importorskip("triton")
 
 from primaldual.kernels import encoder as fused
 from primaldual.kernels.encoder.sums import weight_gradient
-from primaldual.models import SeriesConfig
-from primaldual.training import Ensemble
-from primaldual.training.members import forward
+from primaldual.models import SeriesConfig, build
+from primaldual.training import Cosine, Ensemble, OneCycle
 from primaldual.training.optimizer import Optimizer
+from primaldual.training.series import SeriesTask
+from primaldual.training.series_forward import forward
 from primaldual.training.stacked import Stacked
 from support.interpreter import ON_CPU, child_process
 from training.toy import small, toy
@@ -28,24 +29,24 @@ everywhere = pytest.mark.parametrize("device", DEVICES)
 test_the_kernels_in_the_interpreter = child_process(__file__)
 
 
+def stacked(config: SeriesConfig, seeds, device, kept: torch.dtype, computed: torch.dtype) -> Stacked:
+    models = [build(config, seed) for seed in seeds]
+    return Stacked(models, device, kept, computed, ("norm",), ("num_batches_tracked",))
+
+
 def both(config: SeriesConfig, device: str, dtype: torch.dtype = torch.float32) -> tuple[Stacked, Stacked]:
     """Members that are computed by the kernels, and the same by the formulas in float64."""
     seeds, where = (3, 4, 5), torch.device(device)
-    ours = Stacked(config, seeds, where, torch.float32, dtype)
-    truth = Stacked(config, seeds, where, torch.float64, torch.float64)
+    ours = stacked(config, seeds, where, torch.float32, dtype)
+    truth = stacked(config, seeds, where, torch.float64, torch.float64)
     assert ours.fused and not truth.fused
     with torch.no_grad():
         noise = 0.1 * torch.randn(ours.matrix.shape, device=where)
-        for stacked in (ours, truth):
-            for name, view in stacked._split(list(stacked._shapes), stacked.matrix):
-                at = dict(ours._split(list(ours._shapes), noise))[name]
-                view += at
-            stacked.refresh()
+        for one in (ours, truth):
+            for name, view in one.named(one.matrix):
+                view += dict(ours.named(noise))[name]
+            one.refresh()
     return ours, truth
-
-
-def named(stacked: Stacked, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-    return dict(stacked._split(list(stacked._shapes), matrix))
 
 
 @everywhere
@@ -57,8 +58,9 @@ def test_scores_gradients_and_moments_are_those_of_the_formulas(
 ):
     outputs = 1 if task == "regression" else 5
     config = SeriesConfig(
-        channels, length, outputs, encoder, "bn", task, d_model=d_model, layers=2, feedforward=40, dropout=0.0
-    )
+        encoder, d_model, layers=2, feedforward=40, dropout=0.0, channels=channels, length=length, outputs=outputs,
+        mechanism="bn", task=task,
+    )  # fmt: skip
     ours, truth = both(config, device)
     batch = 6
     x = torch.randn(3, batch, length, 8, device=device)
@@ -68,14 +70,17 @@ def test_scores_gradients_and_moments_are_those_of_the_formulas(
         padding = torch.arange(length, device=device) >= torch.randint(2, length + 1, (3, batch, 1), device=device)
         x = x.masked_fill(padding.unsqueeze(-1), 0.0)
     for training in (True, False):
-        scores, expected = forward(ours, x, padding, training), forward(truth, x.double(), padding, training)
+        scores, expected = (
+            forward(config, ours, x, padding, training),
+            forward(config, truth, x.double(), padding, training),
+        )
         torch.testing.assert_close(scores.double(), expected, rtol=1e-4, atol=1e-5)
         if not training:
             continue  # nobody asks for gradients there
         up = torch.randn_like(scores)
         ours.gather((scores * up).sum())
         truth.gather((expected * up.double()).sum())
-        found, wanted = named(ours, ours.matrix.grad), named(truth, truth.matrix.grad)
+        found, wanted = dict(ours.named(ours.matrix.grad)), dict(truth.named(truth.matrix.grad))
         for name, gradient in wanted.items():
             budget = 1e-4 * max(1.0, gradient.abs().max().item())
             torch.testing.assert_close(found[name].double(), gradient, rtol=0, atol=budget, msg=name)
@@ -172,17 +177,24 @@ def test_the_input_beside_a_product_gets_both_gradients(rows, width, p, device):
 @everywhere
 def test_every_place_of_the_model_has_dropout_of_its_own(device):
     """No two draws of the masks give the same scores."""
-    config = SeriesConfig(3, 6, 4, "mvts", "softmax", d_model=16, layers=1, feedforward=16, dropout=0.2)
-    ours = Stacked(config, (0,), torch.device(device), torch.float32, torch.float32)
+    config = SeriesConfig(d_model=16, layers=1, feedforward=16, dropout=0.2, channels=3, length=6, outputs=4)
+    ours = stacked(config, (0,), torch.device(device), torch.float32, torch.float32)
     x = torch.randn(1, 4, 6, 8, device=device)
     x[..., 3:] = 0.0
-    draws = torch.stack([forward(ours, x, None, True).detach() for _ in range(3)])
+    draws = torch.stack([forward(config, ours, x, None, True).detach() for _ in range(3)])
     assert (draws[0] - draws[1]).abs().max() > 1e-3 and (draws[1] - draws[2]).abs().max() > 1e-3
 
 
 @everywhere
-@pytest.mark.parametrize("rough", [False, True])
-def test_an_update_is_the_optimisers(rough, device):
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("radam", {}), ("adam", {"schedule": OneCycle(low=0.7)}),
+        ("adamw", {"schedule": Cosine(warmup=2), "weight_decay": 0.3}),
+    ],
+)  # fmt: skip
+def test_an_update_is_the_optimisers(kind, settings, reduced, device):
     torch.manual_seed(0)
     start, gradient = torch.randn(2, 3, 40, device=device).unbind()
     alive = torch.tensor([True, False, True], device=device)
@@ -191,8 +203,8 @@ def test_an_update_is_the_optimisers(rough, device):
     for combined in (False, True):
         matrix = start.clone()
         matrix.grad = gradient.clone()
-        optimizer = Optimizer(matrix, "radam", 1e-2, 8)
-        copy = matrix[:, 24:].to(torch.float16) if rough else matrix[:, 40:]
+        optimizer = Optimizer(matrix, kind, 1e-2, 8, **settings)
+        copy = matrix[:, 24:].to(torch.float16) if reduced else matrix[:, 40:]
         for _ in range(9):  # one more than was said: the last coefficients are used again
             if combined:
                 optimizer.clipped_step(norms, 2.0, alive, copy)
@@ -201,7 +213,7 @@ def test_an_update_is_the_optimisers(rough, device):
                 matrix.grad.masked_fill_(~alive.unsqueeze(1), 0.0)
                 optimizer.step()
         matrices.append(matrix)
-        if rough and combined:
+        if reduced and combined:
             torch.testing.assert_close(copy, matrix[:, 24:].to(torch.float16))
     torch.testing.assert_close(*matrices, rtol=1e-5, atol=1e-6)
 
@@ -213,7 +225,8 @@ def test_steps_of_an_ensemble_lead_where_the_formulas_lead(encoder, device):
     data = toy()
     found = []
     for dtype in ("float32", "float64"):
-        ensemble = Ensemble(data, "softmax", replace(recipe, dtype=dtype), (0, 1), torch.device(device))
+        task = SeriesTask.of(data, "softmax", recipe)
+        ensemble = Ensemble(task, replace(recipe, dtype=dtype), (0, 1), torch.device(device))
         rows = torch.stack([torch.arange(8), torch.arange(8, 16)]).to(device)
         for _ in range(5):
             ensemble.step(rows)

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from primaldual.kernels import encoder as fused
-from primaldual.models import SeriesConfig
-from primaldual.training import members
-from primaldual.training.members import _Thirds
+from primaldual.models import SeriesConfig, build
+from primaldual.training.member_attention import SideBySide
+from primaldual.training.series_forward import attend_in_layer
 from primaldual.training.stacked import Stacked
 from support.interpreter import ON_CPU, child_process
 
@@ -43,13 +43,14 @@ class Joined(TorchDispatchMode):
 def gradients(config: SeriesConfig, device: str, dtype: torch.dtype, padded: bool) -> tuple[list[Tensor], int]:
     """Of the inputs and the weights of a layer's attention; and how often something was put together for them."""
     torch.manual_seed(0)
-    weights = Stacked(config, (3, 4), torch.device(device), torch.float32, dtype)
+    models = [build(config, seed) for seed in (3, 4)]
+    weights = Stacked(models, torch.device(device), torch.float32, dtype, ("norm",))
     x = torch.randn(2, BATCH * LENGTH, WIDTH, device=device, dtype=dtype, requires_grad=True)
     padding = torch.arange(LENGTH, device=device).expand(2, BATCH, -1) > 4 if padded else None
     name = "layers.0.self_attn"
-    leaves = [x, *(weights.views[f"{name}.in_proj_{part}"] for part in ("weight", "bias"))]
+    leaves = [x, *(weights.parameters[f"{name}.in_proj_{part}"] for part in ("weight", "bias"))]
     projected, _ = fused.linear_beside(*leaves)
-    out = members._Fused(weights, padding, True).attend(name, projected, BATCH)
+    out = attend_in_layer(config, weights, name, projected, padding, BATCH, training=True)
     with Joined() as joined:
         found = torch.autograd.grad(out, leaves, torch.randn_like(out))
     return list(found), joined.count
@@ -67,10 +68,11 @@ def gradients(config: SeriesConfig, device: str, dtype: torch.dtype, padded: boo
 )  # fmt: skip
 def test_gradients_are_those_of_plain_views(name, encoder, padded, p, dtype, device, monkeypatch):
     config = SeriesConfig(
-        3, LENGTH, 4, encoder, name, d_model=WIDTH, layers=1, feedforward=16, dropout=p, heads=2, impl="ragged"
-    )
+        encoder, WIDTH, heads=2, layers=1, feedforward=16, dropout=p, channels=3, length=LENGTH, outputs=4,
+        mechanism=name, impl="ragged",
+    )  # fmt: skip
     found, joined = gradients(config, device, dtype, padded)
-    monkeypatch.setattr(members._Thirds, "apply", lambda x: x.chunk(3, -1))
+    monkeypatch.setattr(SideBySide, "apply", lambda x: x.chunk(3, -1))
     expected, plainly = gradients(config, device, dtype, padded)
     assert plainly == 1
     assert joined == (1 if padded and encoder == "mvts" else 0)  # hidden tokens take another way
@@ -79,7 +81,7 @@ def test_gradients_are_those_of_plain_views(name, encoder, padded, p, dtype, dev
 
 def test_gradients_that_are_thirds_of_one_buffer_become_that_buffer():
     x, up = torch.randn(2, 5, 12, requires_grad=True), torch.randn(2, 5, 12)
-    (found,) = torch.autograd.grad(_Thirds.apply(x), x, up.chunk(3, -1))
+    (found,) = torch.autograd.grad(SideBySide.apply(x), x, up.chunk(3, -1))
     assert found.data_ptr() == up.data_ptr() and torch.equal(found, up)
 
 
@@ -100,14 +102,14 @@ def others() -> dict[str, tuple[Tensor, ...]]:
 @pytest.mark.parametrize("case", others())
 def test_other_gradients_are_put_together(case):
     x, parts = torch.randn(2, 5, 12, requires_grad=True), others()[case]
-    (found,) = torch.autograd.grad(_Thirds.apply(x), x, parts)
+    (found,) = torch.autograd.grad(SideBySide.apply(x), x, parts)
     assert torch.equal(found, torch.cat(parts, -1))
 
 
 def test_what_else_uses_a_third_is_added_without_touching_the_buffer():
     x, up = torch.randn(2, 5, 12, requires_grad=True), torch.randn(2, 5, 12)
     kept = up.clone()
-    q, k, v = _Thirds.apply(x)
+    q, k, v = SideBySide.apply(x)
     loss = (torch.cat((q, k, v), -1) * up).sum() + (3 * q).sum()
     (found,) = torch.autograd.grad(loss, x)
     expected = up.clone()
@@ -120,7 +122,7 @@ def test_gradients_add_up_over_two_ways_back():
     x, up = torch.randn(2, 5, 12, requires_grad=True), torch.randn(2, 5, 12)
     seen: list[Tensor] = []
     for _ in range(2):
-        q, k, v = _Thirds.apply(2 * x)
+        q, k, v = SideBySide.apply(2 * x)
         q.register_hook(lambda dq: seen.append(dq.clone()))
         torch.cat((q, k, v), -1).backward(up)
     torch.testing.assert_close(x.grad, 4 * up)
@@ -129,5 +131,5 @@ def test_gradients_add_up_over_two_ways_back():
 
 def test_thirds_can_be_differentiated_twice():
     x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x: torch.cat(_Thirds.apply(x), -1) ** 3, x)
-    assert torch.autograd.gradgradcheck(lambda x: _Thirds.apply(x)[1] ** 3, x)
+    assert torch.autograd.gradgradcheck(lambda x: torch.cat(SideBySide.apply(x), -1) ** 3, x)
+    assert torch.autograd.gradgradcheck(lambda x: SideBySide.apply(x)[1] ** 3, x)

@@ -15,7 +15,7 @@ import torch
 from primaldual import mechanism
 from primaldual.base.files import remove
 from primaldual.models import build
-from primaldual.training import Recipe, Record, Store, key, mvts, recipe_for, train
+from primaldual.training import Cosine, Recipe, Record, SeriesTask, Store, key, train
 from primaldual.training.ensemble import Ensemble
 from training.toy import small, toy
 
@@ -32,13 +32,13 @@ def steps(monkeypatch) -> list[int]:
     """Counts the training steps."""
     done: list[int] = []
     step = Ensemble.step
-    monkeypatch.setattr(Ensemble, "step", lambda self, rows: (done.append(1), step(self, rows))[1])
+    monkeypatch.setattr(Ensemble, "step", lambda self, *given: (done.append(1), step(self, *given))[1])
     return done
 
 
 def child(folder: Path, **settings) -> subprocess.Popen:
     command = [sys.executable, str(TESTS / "training" / "child.py"), str(folder), json.dumps(settings)]
-    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS.parent / "src")))}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -73,10 +73,10 @@ def test_an_interrupted_run_goes_on_with_its_dropout(tmp_path, steps, monkeypatc
     del steps[:]
     step = Ensemble.step
 
-    def interrupted(self: Ensemble, rows: torch.Tensor) -> None:
+    def interrupted(self: Ensemble, *given) -> None:
         if len(steps) == 7:  # in the middle of the third epoch
             raise KeyboardInterrupt
-        step(self, rows)
+        step(self, *given)
 
     monkeypatch.setattr(Ensemble, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -128,7 +128,7 @@ def test_a_record_says_what_was_run_and_what_came_of_it(tmp_path):
     assert written["best"] == {"epoch": tests.index(max(tests)) + 1, "value": max(tests)}
     assert written["last"] == {"epoch": 3, "value": tests[-1]} and written["selected"] is None
     assert Record.from_dict(written) == record
-    model = build(recipe.model(data, "bn"), 4)
+    model = build(recipe.model.config(data, "bn"), 4)
     assert written["parameters"] == sum(p.numel() for p in model.parameters())
 
 
@@ -220,15 +220,20 @@ def test_without_test_series_a_validation_share_has_a_score():
 
 def test_the_key_is_of_everything_that_the_result_follows_from(monkeypatch):
     data, recipe, primal = toy(), small(), mechanism("bn", beta=0.5)
-    names = {
-        key(recipe, primal, data, 0), key(recipe, primal, data, 1), key(recipe, mechanism("bn", beta=0.6), data, 0),
-        key(replace(recipe, clip=3.0), primal, data, 0), key(recipe, primal, toy(seed=1), 0), key(recipe, primal, data),
-    }  # fmt: skip
-    assert len(names) == 6
-    assert key(recipe, mechanism("bn", beta=1), data, 0) == key(recipe, mechanism("bn", beta=1.0), data, 0)
-    before = key(recipe, primal, data, 0)
+
+    def name(data=data, primal=primal, recipe=recipe, seeds=(0,), **settings):
+        return key(SeriesTask(data, primal, recipe.model, **settings), recipe, *seeds)
+
+    others = [
+        name(seeds=(1,)), name(seeds=()), name(primal=mechanism("bn", beta=0.6)), name(data=toy(seed=1)),
+        name(recipe=replace(recipe, clip=3.0)), name(recipe=recipe.having(d_model=8)), name(impl="sdpa"),
+        name(recipe=replace(recipe, schedule=Cosine())), name(recipe=replace(recipe, accumulate=2)),
+    ]  # fmt: skip
+    assert len({name(), *others}) == 1 + len(others)
+    assert name(primal=mechanism("bn", beta=1)) == name(primal=mechanism("bn", beta=1.0))
+    before = name()
     monkeypatch.setattr("primaldual.training.record.VERSION", 0)
-    assert key(recipe, primal, data, 0) != before
+    assert name() != before
 
 
 def test_a_damaged_checkpoint_is_said_and_started_over(tmp_path, caplog):
@@ -250,48 +255,35 @@ def test_seeds_that_cannot_be_are_refused(seeds):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patience": 3}, "patience needs a validation share"),
         ({"validation": 1.0}, r"share in \[0, 1\)"),
-        ({"optimizer": "sgd"}, "optimizer must be one of radam, adam"),
+        ({"optimizer": "sgd"}, "optimizer must be one of radam, adam, adamw"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"epochs": 0}, "epochs must be an integer of at least 1"),
+        ({"epochs": None}, "give epochs or steps, got epochs=None and steps=None"),
+        ({"steps": 3}, "give epochs or steps, got epochs=1 and steps=3"),
         ({"clip": 0.0}, "clip must be a positive number"),
+        ({"weight_decay": 0.1}, "weight_decay is of optimizer 'adamw', got 'radam'"),
+        ({"accumulate": 65}, "a batch of 64 cannot be divided into 65 parts"),
+        ({"schedule": "cosine"}, r"schedule must be one such as Cosine\(warmup=100\), got 'cosine'"),
+        ({"model": 64}, r"model must be sizes such as SeriesSizes\(d_model=128\), got 64"),
     ],
 )
 def test_recipes_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        Recipe(**settings)
+        Recipe(**{"epochs": 1} | settings)
 
 
-# name: encoder, layers, d_model, d_ff, batch, epochs; REFERENCE_CONFIGS 1.2 and 1.4
-PUBLISHED = {
-    "EthanolConcentration": ("mvts", 1, 64, 256, 64, 400), "FaceDetection": ("mvts", 3, 128, 256, 64, 400),
-    "Handwriting": ("mvts", 1, 128, 256, 64, 400), "Heartbeat": ("mvts", 1, 64, 256, 64, 400),
-    "JapaneseVowels": ("mvts", 3, 128, 256, 64, 400), "PEMS-SF": ("flowformer", 2, 512, 2048, 16, 400),
-    "SelfRegulationSCP1": ("mvts", 3, 128, 256, 64, 400), "SelfRegulationSCP2": ("flowformer", 2, 512, 2048, 16, 100),
-    "SpokenArabicDigits": ("mvts", 3, 64, 256, 64, 400), "UWaveGestureLibrary": ("flowformer", 2, 512, 2048, 16, 100),
-    "Libras": ("mvts", 3, 128, 256, 64, 400), "AppliancesEnergy": ("mvts", 3, 128, 512, 64, 100),
-    "BenzeneConcentration": ("mvts", 3, 128, 256, 64, 100), "BeijingPM10Quality": ("mvts", 3, 64, 256, 64, 100),
-    "BeijingPM25Quality": ("mvts", 3, 128, 256, 64, 100), "LiveFuelMoistureContent": ("mvts", 3, 64, 256, 64, 100),
-    "IEEEPPG": ("mvts", 3, 512, 512, 64, 100),
-}  # fmt: skip
-REGRESSION = list(PUBLISHED)[-6:]
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_recipes_are_those_of_the_papers_code_bases(name):
-    data = replace(toy(regression=name in REGRESSION), name=name)
-    recipe = recipe_for(data)
-    sizes = (recipe.encoder, recipe.layers, recipe.d_model, recipe.feedforward, recipe.batch_size, recipe.epochs)
-    assert sizes == PUBLISHED[name]
-    assert (recipe.heads, recipe.dropout, recipe.clip, recipe.learning_rate, recipe.optimizer) == (
-        8, 0.1, 4.0, 1e-3, "radam",
-    )  # fmt: skip
-
-
-def test_another_encoder_has_its_own_general_recipe():
-    data = toy()
-    assert recipe_for(data, "flowformer").d_model == 512
-    assert recipe_for(replace(data, name="PEMS-SF"), "mvts") == mvts()
-    with pytest.raises(ValueError, match="encoder must be one of"):
-        recipe_for(data, "lstm")
+def test_a_recipe_that_is_not_for_the_task_is_refused():
+    with pytest.raises(ValueError, match="patience needs a validation share"):
+        train(toy(), "softmax", small(patience=3))
+    task = SeriesTask(toy(), "softmax", small().model)
+    for recipe, message in [
+        (Recipe(epochs=1), r"the recipe's model must be SeriesSizes\(encoder='mvts', d_model=16"),
+        (small(balanced=True), "the recipe says balanced=True, the task False"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            train(task, recipe=recipe)
+    with pytest.raises(ValueError, match="a task has its own mechanism"):
+        train(task, "bn", small())
+    with pytest.raises(ValueError, match="a task needs a recipe"):
+        train(task)

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from primaldual import mechanism, mechanisms
-from primaldual.training import MissingPackageError, Report, progress_bar, tensorboard, train, tune
+from primaldual.training import MissingPackageError, Progress, progress_bar, tensorboard, train, tune
 from primaldual.training.tune import score, tunable, with_settings
 from training.toy import small, toy
 
@@ -19,36 +19,36 @@ from training.toy import small, toy
 def test_the_bar_shows_epochs_time_left_and_what_members_say():
     console = Console(file=StringIO(), force_terminal=True, width=160)
     with progress_bar(console, "Toy, bn") as watch:
-        watch(Report(7, 10, (0, 1), {"loss": (0.5, 1.5), "test": (90.0, 100.0)}))
-        watch(Report(8, 10, (1,), {"loss": (1.0,), "test": (91.0,)}, ("seed 0 stops [really]",)))
+        watch(Progress(7, 10, (0, 1), {"loss": (0.5, 1.5), "test": (90.0, 100.0)}))
+        watch(Progress(8, 10, (1,), {"loss": (1.0,), "test": (91.0,)}, ("seed 0 stops [really]",)))
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     assert "8/10 epochs" in shown and "left" in shown and "loss 1, test 91" in shown
     assert "seed 0 stops [really]" in shown
 
 
 def test_a_watch_sees_every_evaluation():
-    reports = []
-    records = train(toy(), "softmax", small(epochs=3), (0, 1), watch=[reports.append])
-    assert [report.epoch for report in reports] == [1, 2, 3] and reports[0].epochs == 3
+    seen = []
+    records = train(toy(), "softmax", small(epochs=3), (0, 1), watch=[seen.append])
+    assert [one.done for one in seen] == [1, 2, 3] and seen[0].total == 3
     for i, record in enumerate(records):
-        assert record.history["test"] == [report.values["test"][i] for report in reports]
+        assert record.history["test"] == [one.values["test"][i] for one in seen]
 
 
 def test_a_slow_epoch_is_seen_to_move(monkeypatch):
     """On a CPU, once a second; the clock of this test jumps."""
     clock = count()
     monkeypatch.setattr("primaldual.training.loop.time.perf_counter", lambda: float(next(clock)))
-    reports = []
+    seen = []
     with torch.no_grad():  # as in a notebook; training asks for gradients by itself
-        train(toy(), "softmax", small(epochs=2), (3, 4), watch=[reports.append])
-    assert [round(report.epoch, 2) for report in reports] == [0.33, 0.67, 1, 1, 1.33, 1.67, 2, 2]
-    assert all(report.seeds == (3, 4) and bool(report.values) == (i % 4 == 3) for i, report in enumerate(reports))
+        train(toy(), "softmax", small(epochs=2), (3, 4), watch=[seen.append])
+    assert [round(one.done, 2) for one in seen] == [0.33, 0.67, 1, 1, 1.33, 1.67, 2, 2]
+    assert all(one.seeds == (3, 4) and bool(one.values) == (i % 4 == 3) for i, one in enumerate(seen))
     console = Console(file=StringIO(), force_terminal=True, width=160)
     with progress_bar(console, "Toy") as watch:
-        for report in reports[2:6]:
-            watch(report)
+        for one in seen[2:6]:
+            watch(one)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
-    assert "1/2 epochs" in shown and f"loss {fmean(reports[3].values['loss']):.4g}" in shown
+    assert "1/2 epochs" in shown and f"loss {fmean(seen[3].values['loss']):.4g}" in shown
 
 
 def test_curves_go_to_tensorboard(tmp_path):

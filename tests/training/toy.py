@@ -1,9 +1,13 @@
 """Small data sets and recipes for the training tests."""
 
+from collections.abc import Sequence
+
 import torch
 
 from primaldual.data import Dataset, Split
-from primaldual.training import Recipe
+from primaldual.models import SeriesSizes
+from primaldual.primal import Primal
+from primaldual.training import Ensemble, Recipe, SeriesTask
 
 LENGTH, CHANNELS, CLASSES = 12, 3, 3
 
@@ -36,5 +40,12 @@ def toy(cases: int = 22, test: int = 10, *, regression: bool = False, unequal: b
 
 def small(**changes) -> Recipe:
     """A recipe of milliseconds: exact, without dropout, with a last batch that is not full."""
-    settings = {"d_model": 16, "layers": 2, "feedforward": 24, "dropout": 0.0, "epochs": 2, "batch_size": 8}
-    return Recipe(**settings | {"dtype": "float64"} | changes)
+    recipe = Recipe(SeriesSizes(d_model=16, layers=2, feedforward=24, dropout=0.0), epochs=2, batch_size=8)
+    return recipe.having(**{"dtype": "float64"} | changes)
+
+
+def members(
+    data: Dataset, mechanism: str | Primal, recipe: Recipe, seeds: Sequence[int], device: str = "cpu"
+) -> Ensemble:
+    """Of time series, at their start."""
+    return Ensemble(SeriesTask.of(data, mechanism, recipe), recipe, seeds, torch.device(device))

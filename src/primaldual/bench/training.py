@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from ..data import Dataset
 from ..models import build
 from ..ops import plan
+from ..paper.recipes import sizes_of
 from ..training import Ensemble
 from .case import DTYPES
 from .measure import reason, spread
@@ -59,10 +60,10 @@ class TrainingBench:
 
     def measure(self, case: TrainingCase) -> Measurement:
         """A record; where the case is refused or memory runs out, one whose `error` says why."""
-        recipe = case.recipe
+        recipe, sizes = case.recipe, sizes_of(case.recipe)
         record: Measurement = asdict(case) | {
-            "batch": recipe.batch_size, "length": case.length, "full_size": case.full_size, "dropout": recipe.dropout,
-            "d_model": recipe.d_model, "heads": recipe.heads, "layers": recipe.layers, "error": None,
+            "batch": recipe.batch_size, "length": case.length, "full_size": case.full_size, "dropout": sizes.dropout,
+            "d_model": sizes.d_model, "heads": sizes.heads, "layers": sizes.layers, "error": None,
         }  # fmt: skip
         del record["steps"]
         try:
@@ -113,7 +114,7 @@ class TrainingBench:
         """All members; the record is told whether their step is a CUDA graph."""
 
         def make() -> Contestant:
-            ensemble = Ensemble(data, case.primal, case.recipe, range(case.seeds), self.device)
+            ensemble = Ensemble(case.task(data), case.recipe, range(case.seeds), self.device)
             steps: list[Step] = [partial(ensemble.step, rows) for rows in self._batches(case, case.seeds, data)]
             steps[0]()
             if not bool(ensemble.alive.all()):
@@ -174,5 +175,5 @@ class _Loop:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.dtype == "bfloat16"):
             scores = self.model(self.x[rows], None if self.padding is None else self.padding[rows])
         self.loss(scores.float(), self.y[rows]).backward()
-        clip_grad_norm_(self.model.parameters(), self.recipe.clip)
+        clip_grad_norm_(self.model.parameters(), self.recipe.clip or math.inf)
         self.optimizer.step()

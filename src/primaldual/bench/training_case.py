@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..data import Dataset, Split, manifest
 from ..models import SeriesConfig
 from ..paper.job import as_in_paper, blank
+from ..paper.recipes import recipe_for, sizes_of
 from ..primal import Primal
-from ..training import Recipe, recipe_for
+from ..training import Recipe, SeriesTask
 
 SHORTEST = {"JapaneseVowels": 7, "SpokenArabicDigits": 4}
 """The sets with series of unequal lengths, and their shortest one; drawn evenly from there to the longest."""
-
-
-@dataclass(frozen=True)
-class MeasuredRecipe(Recipe):
-    """A recipe whose models name their executor."""
-
-    impl: str = "auto"
-
-    def model(self, data: Dataset, mechanism: str | Primal) -> SeriesConfig:
-        """The model for a data set."""
-        return replace(super().model(data, mechanism), impl=self.impl)
 
 
 @dataclass(frozen=True)
@@ -64,11 +54,11 @@ class TrainingCase:
         return length if self.steps is None else min(self.steps, length)
 
     @property
-    def recipe(self) -> MeasuredRecipe:
+    def recipe(self) -> Recipe:
         """The paper's. One epoch: the table of the optimiser's coefficients is short, a step is the same."""
-        fields = asdict(recipe_for(blank(self.dataset)))
-        size = min(self.batch or fields["batch_size"], manifest()[self.dataset].cases[0][0])
-        return MeasuredRecipe(**fields | {"batch_size": size, "dtype": self.dtype, "epochs": 1, "impl": self.impl})
+        recipe = recipe_for(blank(self.dataset))
+        size = min(self.batch or recipe.batch_size, manifest()[self.dataset].cases[0][0])
+        return replace(recipe, batch_size=size, dtype=self.dtype, epochs=1)
 
     @property
     def full_size(self) -> bool:
@@ -78,9 +68,13 @@ class TrainingCase:
 
     def config(self, impl: str | None = None) -> SeriesConfig:
         """The model; a ValueError where there is none."""
-        config = replace(self.recipe.model(blank(self.dataset), self.primal), length=self.length)
+        config = sizes_of(self.recipe).config(blank(self.dataset), self.primal, impl or self.impl)
         self.primal.training_set.head_scales(config.heads)
-        return config if impl is None else replace(config, impl=impl)
+        return replace(config, length=self.length)
+
+    def task(self, data: Dataset) -> SeriesTask:
+        """What all members train on."""
+        return SeriesTask(data, self.primal, sizes_of(self.recipe), impl=self.impl)
 
     def data(self) -> Dataset:
         """Random training series of the set's sizes, and no test series."""

@@ -14,7 +14,7 @@ from ..base.packages import MissingPackageError
 from ..base.version import __version__
 from ..data import DataError
 from ..demo import DemoError, Settings, run_demo
-from ..demo.settings import TRAINING
+from ..demo.settings import EPOCHS, TRAINING
 from ..demo.terminal import summary_table
 from ..dual import derive
 from .mechanism_options import (
@@ -119,7 +119,7 @@ def explain(
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to write into.")] = Path("primaldual-demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Models per mechanism.")] = Settings.seeds,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = TRAINING.epochs,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = EPOCHS,
     budget: Annotated[float, typer.Option(min=0, help="Seconds to stay within; 0: no limit.")] = Settings.budget,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds other files.")] = False,
 ) -> None:

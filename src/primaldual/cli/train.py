@@ -97,7 +97,8 @@ def train(
     there are at most 40 epochs unless --epochs says otherwise.
     """
     from ..data import DataError, load, load_files
-    from ..training import MissingPackageError, for_cpu, recipe_for
+    from ..paper import recipe_for
+    from ..training import MissingPackageError, SeriesTask, check, for_cpu
 
     settings = {
         "beta": beta, "learnable": learnable, "full": full, "scales": scales, "how": how, "prefix": prefix,
@@ -122,8 +123,9 @@ def train(
             recipe, dtype=dtype, validation=validation, patience=patience,
             **{key: value for key, value in changes.items() if value is not None},
         )  # fmt: skip
-        recipe.model(data, primal)
-        primal.training_set.head_scales(recipe.heads)
+        task = SeriesTask.of(data, primal, recipe)
+        check(task, recipe)
+        primal.training_set.head_scales(task.config.heads)
         with on_threads(threads):
             if tune:
                 primal = _tuned(data, primal, recipe, seeds, output, trials, chosen)
@@ -145,13 +147,13 @@ def _trained(
     data: Dataset, primal: Primal, recipe: Recipe, seeds: int, output: Path, device: torch.device, resume: bool,
     curves: bool, title: str,
 ) -> list[Record]:  # fmt: skip
-    from ..training import key, progress_bar, tensorboard
+    from ..training import SeriesTask, key, progress_bar, tensorboard
     from ..training import train as run
 
     with ExitStack() as stack:
         watch = [stack.enter_context(progress_bar(console, f"{data.name}, {title}"))]
         if curves:
-            folder = output / "tensorboard" / key(recipe, primal, data, *range(seeds))
+            folder = output / "tensorboard" / key(SeriesTask.of(data, primal, recipe), recipe, *range(seeds))
             watch.append(stack.enter_context(tensorboard(folder)))
         return run(data, primal, recipe, range(seeds), folder=output, device=device, resume=resume, watch=watch)
 
@@ -183,7 +185,7 @@ def _print(records: list[Record], title: str, output: Path) -> None:
     table.add_column("")
     for record in records:
         scores = [getattr(record, kind) for kind in kinds]
-        cells = ["–" if score is None else f"{score.value:.2f} [dim](epoch {score.epoch})[/]" for score in scores]
+        cells = ["–" if score is None else f"{score.value:.2f} [dim]({record.unit} {score.at})[/]" for score in scores]
         table.add_row(str(record.seed), *cells, f"[red]{_escape(record.failure)}[/]" if record.failure else "")
     if len(records) > 1:
         table.add_section()

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..data import Dataset
-from ..models import SeriesConfig
+from ..models import SeriesConfig, SeriesSizes
 from ..paper import table
 from ..paper.job import as_in_paper
 from ..paper.numbers import BETAS
+from ..paper.recipes import sizes_of
 from ..primal import Primal
 from ..training import Recipe
 
@@ -26,9 +27,10 @@ PAPER = {name: printed for name in NAMES if (printed := table("table-uea-more").
 BETA = BETAS["softmax"][DATASET][0]
 """β of BN and of BN+SH: the paper's value for this set."""
 
+EPOCHS = 20
 TRAINING = Recipe(
-    encoder="flowformer", layers=2, feedforward=128, attention_dropout=0.0, epochs=20, batch_size=10
-)  # fmt: skip
+    SeriesSizes("flowformer", layers=2, feedforward=128, attention_dropout=0.0), epochs=EPOCHS, batch_size=10
+)
 """Small enough for minutes. LayerNorm, as batches of 10 tell BatchNorm little; no dropout on the attention weights,
 which torch's fused attention lacks on a CPU."""
 
@@ -69,7 +71,7 @@ class Settings:
 
 def model_config(recipe: Recipe, data: Dataset, primal: Primal) -> SeriesConfig:
     """The model of a mechanism."""
-    return recipe.model(data, primal)
+    return sizes_of(recipe).config(data, primal)
 
 
 def family() -> dict[str, Primal]:

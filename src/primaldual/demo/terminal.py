@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..training import Report, Watch
+from ..training import Progress as Reached
+from ..training import Watch
 from .results import MEGA, Results
 
 HEADINGS = ("accuracy, %", "parameters", "attention MFLOPs", "CPU s\nper seed", "distance\nof heads")
@@ -26,8 +27,8 @@ class Bar:
         done, self._done = self._done, self._done + members
         self._bars.update(self._task, description=f"training {name}")
 
-        def watch(report: Report) -> None:
-            self._bars.update(self._task, completed=done + members * report.epoch / report.epochs)
+        def watch(reached: Reached) -> None:
+            self._bars.update(self._task, completed=done + members * reached.done / reached.total)
 
         return watch
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from ..base.packages import needed
 from ..data import Dataset, Preparation, Split, fill_gaps
 from ..data.dataset import mean_and_std
-from ..models import SeriesConfig, SeriesTransformer, build
+from ..models import SeriesConfig, SeriesSizes, SeriesTransformer, build
 from ..primal import Primal
-from ..training import Ensemble, Recipe, Training, for_cpu, progress_bar
-from ..training.parts import Part
+from ..training import Ensemble, Recipe, SeriesTask, Training, for_cpu, progress_bar
+from ..training.series import series_tensors
 from .saved import from_json, plain, read_estimator, to_json, write_estimator
 
 needed("aeon.regression", "aeon", "primaldual.integrations.aeon")
@@ -154,11 +154,10 @@ class _AttentionEstimator(BaseCollectionEstimator):
         device = self._device()
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))  # the caller's random state is left alone
-            ensemble = Ensemble(
-                data, self.mechanism, self._recipe(data, device), range(first, first + self.n_members), device
-            )
-            if class_weights is not None:
-                ensemble.class_weights = torch.from_numpy(class_weights).to(ensemble.total)
+            recipe = self._recipe(data, device)
+            weights = None if class_weights is None else torch.from_numpy(class_weights)
+            task = SeriesTask.of(data, self.mechanism, recipe, weights)
+            ensemble = Ensemble(task, recipe, range(first, first + self.n_members), device)
             training = Training(ensemble)
             watch = stack.enter_context(progress_bar(Console(stderr=True), data.name)) if self.verbose else None
             training.run([watch] if watch else [])
@@ -170,14 +169,16 @@ class _AttentionEstimator(BaseCollectionEstimator):
                     f"{lost} of {self.n_members} members are left out: their loss is not finite", stacklevel=5
                 )
             models = [ensemble.model(i) for i in kept]
-        self.config_, self.preparation_ = models[0].config, preparation
+        self.config_, self.preparation_ = task.config, preparation
         self.weights_ = [{name: x.numpy() for name, x in model.state_dict().items()} for model in models]
         self.history_ = [training.history[i] for i in kept]
 
     def _recipe(self, data: Dataset, device: torch.device) -> Recipe:
-        names = ("encoder", "d_model", "heads", "layers", "feedforward", "dropout", "learning_rate", "validation")
+        names = ("encoder", "d_model", "heads", "layers", "feedforward", "dropout")
         recipe = Recipe(
-            **{name: plain(getattr(self, name)) for name in names},
+            SeriesSizes(**{name: plain(getattr(self, name)) for name in names}),
+            learning_rate=plain(self.learning_rate),
+            validation=plain(self.validation),
             epochs=400 if data.classes else 100,
             # batches of 64 would be one step per epoch for many a set: too few in the epochs of a CPU
             batch_size=min(64, max(8, len(data.train) // 8)) if self.batch_size is None else plain(self.batch_size),
@@ -200,13 +201,15 @@ class _AttentionEstimator(BaseCollectionEstimator):
                 stacklevel=4,
             )
         x, lengths = self.preparation_.apply(series)
-        part = Part.of(Split(x, lengths, torch.zeros(len(x))), self._device(), torch.float32)
+        split = Split(x, lengths, torch.zeros(len(x)))
+        inputs, padding, _ = series_tensors(split, torch.float32, self._device())
+        assert inputs is not None
         size = max(1, PREDICTED // length)
-        starts = range(0, len(part), size)
+        chunks = inputs.split(size)
+        paddings = [None] * len(chunks) if padding is None else padding.split(size)
         found = []
         for model in map(self._model, self.weights_):
-            paddings = [None if part.padding is None else part.padding[i : i + size] for i in starts]
-            scores = [model(part.x[i : i + size], padding) for i, padding in zip(starts, paddings, strict=True)]
+            scores = [model(chunk, hidden) for chunk, hidden in zip(chunks, paddings, strict=True)]
             found.append(torch.cat(scores).double().cpu())
         return torch.stack(found)
 

@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ..primal import Primal, Spec, as_primal
 from ..primal._spec import check_choice, check_count, is_number
+
+if TYPE_CHECKING:
+    from ..data import Dataset
 
 ENCODERS = ("mvts", "flowformer")
 TASKS = ("classification", "regression")
 
 
 @dataclass(frozen=True)
-class SeriesConfig(Spec):
+class SeriesSizes(Spec):
+    """A `SeriesTransformer` but for what its data and its mechanism say.
+
+    Args:
+        encoder: "mvts" (BatchNorm, padding hidden from attention, all blocks start alike) or "flowformer" (LayerNorm,
+            one more after the last block, no mask in attention, blocks start apart).
+        d_model, heads, layers, feedforward: sizes; those of mvts_transformer unless given.
+        dropout: everywhere, on the attention weights too unless `attention_dropout` says otherwise.
+    """
+
+    encoder: str = "mvts"
+    d_model: int = 64
+    heads: int = 8
+    layers: int = 3
+    feedforward: int = 256
+    dropout: float = 0.1
+    attention_dropout: float | None = None
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        for name in ("d_model", "heads", "layers", "feedforward"):
+            check_count(owner, name, getattr(self, name))
+        check_choice(owner, "encoder", self.encoder, ENCODERS)
+        if self.d_model % self.heads:
+            raise ValueError(
+                f"{owner}: d_model must be a multiple of heads, got d_model={self.d_model}, heads={self.heads}"
+            )
+        for name in ("dropout", "attention_dropout"):
+            value: Any = getattr(self, name)
+            if value is not None and not (is_number(value) and 0.0 <= value < 1.0):
+                raise ValueError(f"{owner}: {name} must be in [0, 1), got {value!r}")
+
+    def config(self, data: Dataset, mechanism: str | Primal = "softmax", impl: str = "auto") -> SeriesConfig:
+        """The model for a data set."""
+        return SeriesConfig(
+            **asdict(self), channels=data.channels, length=data.length, outputs=data.outputs, mechanism=mechanism,
+            task=data.kind, impl=impl,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesConfig(SeriesSizes):
     """The settings of a `SeriesTransformer`; frozen, comparable, JSON both ways.
 
     Args:
         channels, length: of the series, after padding.
         outputs: one score per class; 1 for regression.
-        encoder: "mvts" (BatchNorm, padding hidden from attention, all blocks start alike) or "flowformer" (LayerNorm,
-            one more after the last block, no mask in attention, blocks start apart).
         mechanism: a `Primal`, or the name of one.
         task: "classification" or "regression".
-        d_model, heads, layers, feedforward: sizes; those of mvts_transformer unless given.
-        dropout: everywhere, on the attention weights too unless `attention_dropout` says otherwise.
         impl: the executor of the attention, as in `primaldual.attention`.
 
     >>> config = SeriesConfig(channels=12, length=26, outputs=9, mechanism="bn")
@@ -35,30 +75,15 @@ class SeriesConfig(Spec):
     channels: int
     length: int
     outputs: int
-    encoder: str = "mvts"
     mechanism: str | Primal = field(default_factory=Primal)
     task: str = "classification"
-    d_model: int = 64
-    heads: int = 8
-    layers: int = 3
-    feedforward: int = 256
-    dropout: float = 0.1
-    attention_dropout: float | None = None
     impl: str = "auto"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "mechanism", as_primal(self.mechanism))
-        for name in ("channels", "length", "outputs", "d_model", "heads", "layers", "feedforward"):
+        for name in ("channels", "length", "outputs"):
             check_count("SeriesConfig", name, getattr(self, name))
-        check_choice("SeriesConfig", "encoder", self.encoder, ENCODERS)
         check_choice("SeriesConfig", "task", self.task, TASKS)
         if self.task == "regression" and self.outputs != 1:
             raise ValueError(f"SeriesConfig: regression has 1 output, got outputs={self.outputs}")
-        if self.d_model % self.heads:
-            raise ValueError(
-                f"SeriesConfig: d_model must be a multiple of heads, got d_model={self.d_model}, heads={self.heads}"
-            )
-        for name in ("dropout", "attention_dropout"):
-            value: Any = getattr(self, name)
-            if value is not None and not (is_number(value) and 0.0 <= value < 1.0):
-                raise ValueError(f"SeriesConfig: {name} must be in [0, 1), got {value!r}")

@@ -5,6 +5,7 @@ from .engine import ENGINES, Engine, Failure, Place, local
 from .job import Job, jobs, recorded
 from .numbers import MeanStd
 from .paired import Outcome
+from .recipes import flowformer, mvts, recipe_for
 from .tables import Table, table, table_names
 
 __all__ = [
@@ -19,8 +20,11 @@ __all__ = [
     "Place",
     "Table",
     "compare",
+    "flowformer",
     "jobs",
     "local",
+    "mvts",
+    "recipe_for",
     "recorded",
     "table",
     "table_names",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from ..base.suggestions import did_you_mean
 from ..data import Dataset, Split, manifest
 from ..models import SeriesConfig
 from ..primal import Primal, mechanism, mechanisms
-from ..training import Recipe, Record, recipe_for
+from ..training import Recipe, Record
 from ..training.recipe import VERSION
 from .numbers import BETAS, SCALES, SEEDS, STRIDE
+from .recipes import recipe_for, sizes_of
 from .tables import Table, table
 
 
@@ -37,8 +38,8 @@ class Job:
 
     def config(self) -> SeriesConfig:
         """The model, for a set of the published sizes; a ValueError where there is none."""
-        config = self.recipe.model(blank(self.dataset), self.primal)
-        self.primal.training_set.head_scales(self.recipe.heads)
+        config = sizes_of(self.recipe).config(blank(self.dataset), self.primal)
+        self.primal.training_set.head_scales(config.heads)
         return config
 
 
@@ -96,7 +97,7 @@ def jobs(
     datasets = of.datasets if only is None else _some(f"{of.name} has no set", only, of.datasets)
     columns = of.mechanisms if mechanisms is None else _some("there is no mechanism", mechanisms, _known())
     return [
-        Job(name, column, as_in_paper(name, column), replace(recipe_for(blank(name)), **changes), tuple(seeds))
+        Job(name, column, as_in_paper(name, column), recipe_for(blank(name)).having(**changes), tuple(seeds))
         for name in datasets
         for column in columns
     ]

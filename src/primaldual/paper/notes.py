@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 from ..data import manifest
-from ..training import recipe_for
+from ..training import Recipe
 from .engine import Failure
 from .job import Job, Recorded, blank
+from .recipes import recipe_for, sizes_of
 
 
 def notes(found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:
@@ -27,11 +29,18 @@ def notes(found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:
 
 def _changed(wanted: Sequence[Job]) -> Iterator[str]:
     """What is not as in the recipe."""
-    own = [(job.recipe, recipe_for(blank(job.dataset))) for job in wanted]
-    for name in (f.name for f in fields(own[0][0])):
-        pairs = sorted({(str(getattr(b, name)), str(getattr(a, name))) for a, b in own})
+    own = [(_settings(job.recipe), _settings(recipe_for(blank(job.dataset)))) for job in wanted]
+    for name in own[0][0]:
+        pairs = sorted({(str(b[name]), str(a[name])) for a, b in own})
         if theirs := [paper for paper, ours in pairs if paper != ours]:
             yield f"NOT the paper's recipe: {name} {pairs[0][1]} instead of {' or '.join(theirs)}"
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """By name, the sizes of the model first."""
+    values = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.name != "model"}
+    sizes = sizes_of(recipe)
+    return {f.name: getattr(sizes, f.name) for f in fields(sizes)} | values
 
 
 def _missing(datasets: Sequence[str], found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:

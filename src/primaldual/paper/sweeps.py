@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..data import manifest
 from ..primal import Primal, mechanisms
-from ..training import recipe_for
 from .job import Job, blank, stated
 from .numbers import BETAS, SCALES, SEEDS
+from .recipes import recipe_for
 
 Value = float | tuple[int, ...]
 """A β, or a scale per head."""
@@ -113,7 +113,7 @@ class Sweep:
             parts = tuple(part for part in parts if part != PARTS[self.setting])
         name = "-".join(filter(None, (family, "+".join(parts)))) or "softmax"
         label = f"{name}, {labelled(value)}" if name == self.mechanism and value is not None else name
-        recipe = replace(recipe_for(blank(dataset)), **self.changes)
+        recipe = recipe_for(blank(dataset)).having(**self.changes)
         return Job(dataset, label, self._primal(dataset, name, parts, value), recipe, self.seeds)
 
     def jobs(self) -> list[Job]:

@@ -1,16 +1,20 @@
-"""One training loop for one or many seeds at once, and the records that it leaves."""
+"""One training loop for any task and for one or many seeds at once, and the records that it leaves."""
 
 from ..base.packages import MissingPackageError
-from .ensemble import Ensemble
-from .loop import Report, Training, Watch
-from .recipe import Recipe, flowformer, for_cpu, mvts, recipe_for
+from .ensemble import Ensemble, check
+from .loop import Progress, Training, Watch
+from .recipe import Recipe, for_cpu, series_recipe
 from .record import Record, Score, key
 from .run import train
+from .schedule import Constant, Cosine, Linear, OneCycle, Schedule
+from .series import SeriesTask
 from .store import Store
+from .task import Metric, Task
 from .tune import Tuned, tune
 from .watch import progress_bar, tensorboard
 
 __all__ = [
-    "Ensemble", "MissingPackageError", "Recipe", "Record", "Report", "Score", "Store", "Training", "Tuned", "Watch",
-    "flowformer", "for_cpu", "key", "mvts", "progress_bar", "recipe_for", "tensorboard", "train", "tune",
+    "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "OneCycle", "Progress", "Recipe",
+    "Record", "Schedule", "Score", "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check", "for_cpu",
+    "key", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
 ]  # fmt: skip

@@ -4,72 +4,93 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
 
-from ..data import Dataset
-from ..models import SeriesTransformer
-from ..primal import Primal
+from .batches import Batches, hold_out
 from .capture import Captured, WaitsForDeviceError
-from .members import forward
 from .optimizer import Optimizer
-from .parts import Part, hold_out
 from .recipe import DTYPES, Recipe
 from .stacked import Stacked
+from .task import Batch, Task, built, cases
 
 logger = logging.getLogger(__name__)
 
-EVALUATED = 1 << 17
-"""Steps of all members that are evaluated at once."""
+
+class _Part:
+    """Cases that stay on a device, and their lengths on the CPU."""
+
+    def __init__(self, tensors: Batch, lengths: Tensor | None) -> None:
+        self.tensors, self.lengths = tensors, None if lengths is None else lengths.cpu()
+
+    def __len__(self) -> int:
+        return cases(self.tensors)
+
+    def rows(self, chosen: Tensor) -> _Part:
+        """Some of the cases."""
+        tensors = tuple(None if x is None else x[chosen.to(x.device)] for x in self.tensors)
+        return _Part(tensors, None if self.lengths is None else self.lengths[chosen])
+
+    def by_length(self) -> _Part:
+        """Sorted, where there are lengths."""
+        return self if self.lengths is None else self.rows(self.lengths.argsort(stable=True))
+
+    def pieces(self, size: int) -> Iterator[tuple[Batch, int | None]]:
+        """So many cases at a time, and the length of the longest of them, if it is known."""
+        for start in range(0, len(self), size):
+            chosen = slice(start, start + size)
+            batch = tuple(None if x is None else x[chosen] for x in self.tensors)
+            yield batch, None if self.lengths is None else int(self.lengths[chosen].max())
 
 
 class Ensemble:
     """One member per seed; none of them knows of the others.
 
-    A step does for each member what `SeriesTransformer`, torch's optimiser and gradient clipping do for one model.
-    On a CUDA device it is a graph. A member whose loss or gradient is not finite has left the ensemble for good:
-    `alive` says so, and its weights get no gradient any more.
-    `class_weights` [classes], or None, weigh the cross-entropy; they may be set before the first step.
+    A step does for each member what its model, torch's optimiser and gradient clipping do for one model. On a CUDA
+    device it is a graph, one for every size of batch. A member whose loss or gradient is not finite has left the
+    ensemble for good: `alive` says so, and its weights get no gradient any more.
 
     Args:
-        data: training series (less what is held out), and the test series.
-        mechanism: of every member.
-        recipe: sizes and training.
+        task: what is learned.
+        recipe: how.
         seeds: one per member.
         device: where everything lives.
     """
 
-    def __init__(
-        self, data: Dataset, mechanism: str | Primal, recipe: Recipe, seeds: Sequence[int], device: torch.device
-    ) -> None:
+    def __init__(self, task: Task, recipe: Recipe, seeds: Sequence[int], device: torch.device) -> None:
+        check(task, recipe)
         computed = DTYPES[recipe.dtype]
         kept = torch.promote_types(computed, torch.float32)
-        self.recipe, self.seeds, self.device, self.classifies = recipe, tuple(seeds), device, bool(data.classes)
-        rows, held = hold_out(data, recipe.validation)
-        self.target_mean, self.target_std = data.target_mean, data.target_std
-        self.weights = Stacked(recipe.model(data, mechanism), seeds, device, kept, computed)
-        wide = (
-            -(-data.channels // 8) * 8 if self.weights.fused else data.channels
-        )  # fast products want rows of 16 bytes
-        self.train = Part.of(data.train, device, computed, rows, wide)
-        self.parts = {"test": Part.of(data.test, device, computed, None, wide)} if len(data.test) else {}
+        self.task, self.recipe, self.seeds, self.device = task, recipe, tuple(seeds), device
+        rows = held = None
+        if recipe.validation:
+            rows, held = hold_out(task.name, cases(task.parts["train"]), task.classes(), recipe.validation)
+        self.weights = Stacked(
+            [built(task, seed) for seed in seeds], device, kept, computed, task.precise, task.left_out
+        )
+        whole = _Part(task.tensors("train", computed, device), _lengths(task, "train"))
+        self.train = whole if rows is None else whole.rows(rows)
+        self.parts = {
+            part: _Part(task.tensors(part, computed, device), _lengths(task, part)).by_length()
+            for part in task.parts
+            if part != "train"
+        }
         if held is not None:
-            self.parts["validation"] = Part.of(data.train, device, computed, held, wide)
-        steps = recipe.epochs * math.ceil(len(self.train) / recipe.batch_size)
-        self.optimizer = Optimizer(self.weights.matrix, recipe.optimizer, recipe.learning_rate, steps)
+            self.parts["validation"] = whole.rows(held).by_length()
+        self.members = task.members(self.weights, self.train.tensors)
+        self.batches = Batches(len(self.train), recipe.batch_size, self.train.lengths, recipe.lengths)
+        steps = recipe.steps or recipe.end * len(self.batches)
+        self.optimizer = Optimizer(
+            self.weights.matrix, recipe.optimizer, recipe.learning_rate, steps, recipe.schedule, recipe.weight_decay
+        )
         self.alive = torch.ones(len(self.seeds), dtype=torch.bool, device=device)
         self.total = torch.zeros(len(self.seeds), dtype=kept, device=device)
-        self.class_weights: Tensor | None = None
-        if recipe.balanced and self.classifies:
-            counts = self.train.y.bincount(minlength=data.outputs).clamp(min=1)
-            self.class_weights = (len(self.train) / (data.outputs * counts)).to(kept)
         self._pool: Any = None  # memory that all graphs share
-        self._steps: dict[int, Callable[[Tensor], Tensor]] = {}
+        self._steps: dict[tuple[int, int | None], Callable[[Tensor], Tensor]] = {}
         self._evaluations: dict[str, Callable[[], Tensor]] = {}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -86,11 +107,12 @@ class Ensemble:
             x.copy_(tensors[name])
         self.weights.refresh()
 
-    def step(self, rows: Tensor) -> None:
-        """Train every member on its own rows [members, batch] of the training series."""
-        size = rows.shape[1]
+    def step(self, rows: Tensor, length: int | None = None) -> None:
+        """Train every member on its own rows [members, batch] of the training part, cut to a length if one is given."""
+        size = rows.shape[1], length
         if size not in self._steps:
-            self._steps[size] = self._captured(self._step, rows) if self.device.type == "cuda" else self._step
+            step = partial(self._step, length=length)
+            self._steps[size] = self._captured(step, rows) if self.device.type == "cuda" else step
         self._steps[size](rows)
 
     @property
@@ -98,56 +120,64 @@ class Ensemble:
         """Whether the steps made so far are CUDA graphs."""
         return all(isinstance(step, Captured) for step in self._steps.values())
 
-    def _step(self, rows: Tensor) -> Tensor:
-        padding = None if self.train.padding is None else self.train.padding[rows]
-        losses = self._losses(forward(self.weights, self.train.x[rows], padding, True), self.train.y[rows])
-        self.weights.gather(losses.sum())
-        losses, gradient = losses.detach(), self.weights.matrix.grad
+    def _step(self, rows: Tensor, length: int | None = None) -> Tensor:
+        losses, gradient = self._losses(rows, length), self.weights.matrix.grad
         assert gradient is not None
         norms = torch.linalg.vector_norm(gradient, dim=1)
         self.alive.logical_and_(losses.isfinite() & norms.isfinite())
+        clip = math.inf if self.recipe.clip is None else self.recipe.clip
         if self.weights.fused:
-            self.optimizer.clipped_step(norms, self.recipe.clip, self.alive, self.weights.rough)
+            self.optimizer.clipped_step(norms, clip, self.alive, self.weights.reduced)
         else:
-            gradient.mul_((self.recipe.clip / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1))
+            gradient.mul_((clip / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1))
             gradient.masked_fill_(~self.alive.unsqueeze(1), 0.0)
             self.optimizer.step()
             self.weights.refresh()
         self.total.add_(losses * rows.shape[1])
         return losses
 
-    def _losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """[members]: mean cross-entropy, or mean squared error."""
-        scores = scores.to(self.total.dtype)
-        if not self.classifies:
-            return (scores - y).square().mean(1)
-        each = cross_entropy(scores.flatten(0, 1), y.flatten(), self.class_weights, reduction="none").view_as(y)
-        return each.mean(1) if self.class_weights is None else each.sum(1) / self.class_weights[y].sum(1)
+    def _losses(self, rows: Tensor, length: int | None) -> Tensor:
+        """[members]; the gradient of their mean over the batch is in the matrix."""
+        if self.recipe.accumulate == 1:
+            return self.members.learn(self._batch(rows, length))
+        parts = [
+            self.members.learn_part(self._batch(part, length), add=i > 0)
+            for i, part in enumerate(rows.tensor_split(min(self.recipe.accumulate, rows.shape[1]), 1))
+        ]
+        total, count = torch.stack([total for total, _ in parts]).sum(0), sum(count for _, count in parts)
+        gradient = self.weights.matrix.grad
+        assert gradient is not None
+        gradient.div_(count.unsqueeze(1) if isinstance(count, Tensor) else count)
+        return total / count
+
+    def _batch(self, rows: Tensor, length: int | None) -> Batch:
+        """The tensors [members, cases, …] of these rows."""
+        if length is None:
+            return tuple(None if x is None else x[rows] for x in self.train.tensors)
+        return tuple(None if x is None else x[rows] for x in self.task.cut(length, *self.train.tensors))
 
     def evaluate(self, part: str) -> Tensor:
-        """[members]: accuracy in percent, or root mean squared error in the targets' own unit, on a part."""
+        """[members]: the metric on a part."""
         if part not in self._evaluations:
             function = partial(self._evaluate, self.parts[part])
             self._evaluations[part] = self._captured(function) if self.device.type == "cuda" else function
         return self._evaluations[part]()
 
     @torch.no_grad()
-    def _evaluate(self, part: Part) -> Tensor:
+    def _evaluate(self, part: _Part) -> Tensor:
         total = torch.zeros_like(self.total)
-        members, length = len(self.seeds), part.x.shape[1]
-        size = max(1, EVALUATED // (members * length))
-        for start in range(0, len(part), size):
-            chosen = slice(start, start + size)
-            x, y = part.x[chosen].expand(members, -1, -1, -1), part.y[chosen]
-            padding = None if part.padding is None else part.padding[chosen].expand(members, -1, -1)
-            scores = forward(self.weights, x, padding, False)
-            total += (scores.argmax(-1) == y).sum(1) if self.classifies else (scores - y).square().sum(1)
-        return 100.0 * total / len(part) if self.classifies else self.target_std * (total / len(part)).sqrt()
+        count: Tensor | int = 0
+        size = self.members.at_once(part.tensors)
+        for batch, length in part.pieces(size):
+            found, many = self.members.score(batch if length is None else self.task.cut(length, *batch))
+            total += found
+            count = count + many
+        return self.task.finish(total, count)
 
     def _captured(self, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor]:
         """A graph; the warm-up leaves no trace, in the random state neither.
 
-        A mechanism that copies from the host cannot be captured, and runs without.
+        What copies from the host cannot be captured, and runs without.
         """
         before = {name: x.clone() for name, x in self.tensors().items()}
         random = self.generator.get_state()
@@ -169,11 +199,35 @@ class Ensemble:
             return torch.default_generator
         return torch.cuda.default_generators[self.weights.matrix.get_device()]
 
-    def model(self, member: int) -> SeriesTransformer:
-        """A member as a model of its own, on the CPU; what it predicts is in the targets' own unit."""
-        model = self.weights.member(member)
-        if not self.classifies:
-            with torch.no_grad():
-                model.head.weight *= self.target_std
-                model.head.bias.mul_(self.target_std).add_(self.target_mean)
-        return model
+    def model(self, member: int) -> nn.Module:
+        """A member as a model of its own, on the CPU, as the task delivers it."""
+        return self.task.deliver(self.weights.load_into(built(self.task, self.seeds[member]), member))
+
+
+def check(task: Task, recipe: Recipe) -> None:
+    """A ValueError where a recipe is not for this task."""
+    if "train" not in task.parts:
+        raise ValueError(f"{task.name}: parts must have 'train', got {sorted(task.parts)}")
+    if recipe.model != task.sizes:
+        raise ValueError(
+            f"{task.name}: the recipe's model must be {task.sizes!r}, as the task's is; got {recipe.model!r}"
+        )
+    if recipe.balanced != task.balanced:
+        raise ValueError(f"{task.name}: the recipe says balanced={recipe.balanced}, the task {task.balanced}")
+    if recipe.validation and "validation" in task.parts:
+        raise ValueError(f"{task.name} has a validation part; leave out the recipe's share, {recipe.validation:g}")
+    if recipe.patience and not (recipe.validation or "validation" in task.parts):
+        raise ValueError(
+            f"{task.name}: patience needs a validation share, such as 0.2, or a task with such a part; the test part "
+            f"is never used for it"
+        )
+
+
+def _lengths(task: Task, part: str) -> Tensor | None:
+    found = task.lengths(part)
+    if found is not None and found.shape != (cases(task.parts[part]),):
+        raise ValueError(
+            f"{task.name}: lengths({part!r}) must be one number per case, [{cases(task.parts[part])}], got "
+            f"{list(found.shape)}"
+        )
+    return found

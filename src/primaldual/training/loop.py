@@ -1,4 +1,4 @@
-"""The training loop: epochs, evaluations, and where an ensemble stands between any two batches."""
+"""The training loop: batches, evaluations, and where an ensemble stands between any two batches."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .batches import Chosen, mix
 from .ensemble import Ensemble
-from .parts import mix, order
 
 History = dict[str, list[float]]
-"""Of one member, at every evaluation: the epoch, the mean loss in it, and the metric on "test" and "validation"."""
+"""Of one member, at every evaluation: the "epoch" or "step", the mean "loss" in that epoch, or since the evaluation
+before, and the metric on every part that is evaluated."""
 
 
 @dataclass(frozen=True)
-class Report:
+class Progress:
     """What is known after an evaluation; or, within an epoch that takes long, how far it is.
 
     Args:
-        epoch, epochs: how many are done, with a share of the one that is under way, and how many there will be.
+        done, total: epochs (or steps) that are done, with a share of the epoch under way, and that there will be.
         seeds: of the members that still train; `values` has a number for each of them.
         values: "loss", and the metric of each part that is evaluated; none within an epoch.
-        messages: about members that stopped in this epoch.
+        messages: about members that stopped.
+        unit: "epoch" or "step".
     """
 
-    epoch: float
-    epochs: int
+    done: float
+    total: int
     seeds: tuple[int, ...]
     values: dict[str, tuple[float, ...]]
     messages: tuple[str, ...] = ()
+    unit: str = "epoch"
 
 
-Watch = Callable[[Report], None]
+Watch = Callable[[Progress], None]
 
 
 class Training:
@@ -49,8 +52,10 @@ class Training:
 
     def __init__(self, ensemble: Ensemble) -> None:
         self.ensemble, self.recipe, self.seeds = ensemble, ensemble.recipe, ensemble.seeds
-        self.epoch, self.batch, self.seconds = 1, 0, 0.0
-        parts = ("epoch", "loss", *ensemble.parts)
+        self.epoch, self.batch, self.step, self.seconds = 1, 0, 0, 0.0
+        self.evaluated = 0  # the epoch, or step, after which it was last
+        self.seen = 0  # cases behind the ensemble's total loss
+        parts = (self.recipe.unit, "loss", *ensemble.parts)
         self.history: list[History] = [{part: [] for part in parts} for _ in self.seeds]
         self.active = [True] * len(self.seeds)
         self.failures: list[str | None] = [None] * len(self.seeds)
@@ -58,12 +63,18 @@ class Training:
         if "validation" in ensemble.parts:
             self._chosen = {name: x.clone() for name, x in self._of_model().items()}
         self._random: Tensor | None = None
+        self._batches: list[Chosen] = []  # those of the epoch
         self._since = time.perf_counter()
+
+    @property
+    def at(self) -> int:
+        """How many epochs, or steps, are done."""
+        return self.epoch - 1 if self.recipe.unit == "epoch" else self.step
 
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.epoch > self.recipe.epochs or not any(self.active)
+        return self.evaluated >= self.recipe.end or not any(self.active)
 
     def run(
         self, watch: Sequence[Watch] = (), save: Callable[[Training], None] | None = None, every: float = 15.0
@@ -71,28 +82,27 @@ class Training:
         """Train to the end.
 
         Args:
-            watch: called after every evaluation; on a CPU also within epochs, once a second.
+            watch: called after every evaluation; on a CPU also between them, once a second.
             save: called between two batches, to keep `state()`; and at the end.
             every: seconds between two calls of `save`.
         """
-        steps = math.ceil(len(self.ensemble.train) / self.recipe.batch_size)
         with self._own_randomness(), self._on_device(), torch.enable_grad():
             self._since = saved = told = time.perf_counter()
             while not self.finished:
-                for _ in self._epoch():
-                    now = time.perf_counter()
-                    if save and now - saved >= every:
-                        save(self)
-                        saved = time.perf_counter()
-                    if self.ensemble.device.type == "cpu" and now - told >= 1.0:  # elsewhere steps are only queued
-                        for one in watch:
-                            one(Report(self.epoch - 1 + self.batch / steps, self.recipe.epochs, self._left, {}))
-                        told = now
-                if self.recipe.evaluates(self.epoch):
-                    report = self._evaluate()
+                if self.at > self.evaluated and self.recipe.evaluates(self.at):
+                    progress = self._evaluate()
                     for one in watch:
-                        one(report)
-                self.epoch, self.batch = self.epoch + 1, 0
+                        one(progress)
+                    continue
+                self.train_batch()
+                now = time.perf_counter()
+                if save and now - saved >= every:
+                    save(self)
+                    saved = time.perf_counter()
+                if self.ensemble.device.type == "cpu" and now - told >= 1.0:  # elsewhere steps are only queued
+                    for one in watch:
+                        one(self._progress(self._share, {}))
+                    told = now
             self._clock()
             if save:
                 save(self)
@@ -113,27 +123,35 @@ class Training:
         device = self.ensemble.device
         return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
-    def _epoch(self) -> Iterator[None]:
-        """The batches that are left of an epoch; yields after each. Nothing in it waits for the device."""
+    def train_batch(self) -> None:
+        """The next one. But for the order at the start of an epoch, nothing in it waits for the device."""
         ensemble = self.ensemble
         if self.batch == 0:
-            ensemble.total.zero_()
+            if self.recipe.unit == "epoch":  # the loss is that of one epoch, however many lie between evaluations
+                self._forget_loss()
             ensemble.generator.manual_seed(mix(1, self.epoch, *self.seeds))
         elif self._random is not None:
             ensemble.generator.set_state(self._random)
-            self._random = None
-        orders = torch.stack([order(seed, self.epoch, len(ensemble.train)) for seed in self.seeds])
-        batches = orders.to(ensemble.device).split(self.recipe.batch_size, 1)
-        while self.batch < len(batches):
-            ensemble.step(batches[self.batch])
-            self.batch += 1
-            yield
+        self._random = None
+        if self.batch == 0 or not self._batches:
+            self._batches = ensemble.batches.of_epoch(self.epoch, self.seeds, ensemble.device)
+        chosen = self._batches[self.batch]
+        ensemble.step(chosen.rows) if chosen.length is None else ensemble.step(chosen.rows, chosen.length)
+        self.seen += chosen.rows.shape[1]
+        self.step += 1
+        self.batch += 1
+        if self.batch == len(self._batches):
+            self.epoch, self.batch = self.epoch + 1, 0
 
-    def _evaluate(self) -> Report:
+    def _forget_loss(self) -> None:
+        self.ensemble.total.zero_()
+        self.seen = 0
+
+    def _evaluate(self) -> Progress:
         """The only place that waits for the device."""
-        ensemble = self.ensemble
+        ensemble, unit = self.ensemble, self.recipe.unit
         parts = ("loss", *ensemble.parts)
-        found = [ensemble.total / len(ensemble.train), *(ensemble.evaluate(part) for part in ensemble.parts)]
+        found = [ensemble.total / self.seen, *(ensemble.evaluate(part) for part in ensemble.parts)]
         *rows, alive = torch.stack([*found, ensemble.alive.to(found[0].dtype)]).tolist()
         values = dict(zip(parts, rows, strict=True))
         stopped = []
@@ -141,13 +159,13 @@ class Training:
             odd = [part for part in parts if not math.isfinite(values[part][i])]
             if self.active[i] and (odd or not alive[i]):
                 what = f"the {odd[0]} is" if odd and alive[i] else "the loss or its gradient is"
-                self.failures[i] = f"{what} not finite in epoch {self.epoch}"
+                self.failures[i] = f"{what} not finite in {unit} {self.at}"
                 self.active[i] = False
                 stopped.append(i)
             if self.active[i]:
                 for part in parts:
                     self.history[i][part].append(values[part][i])
-                self.history[i]["epoch"].append(self.epoch)
+                self.history[i][unit].append(self.at)
         others = ", the others go on" if any(self.active) else ""
         messages = [f"seed {self.seeds[i]} stops{others}: {self.failures[i]}" for i in stopped]
         if self._chosen:
@@ -155,26 +173,31 @@ class Training:
         known = {
             part: tuple(x for x, active in zip(values[part], self.active, strict=True) if active) for part in parts
         }
-        return Report(self.epoch, self.recipe.epochs, self._left, known, tuple(messages))
+        self.evaluated = self.at
+        self._forget_loss()
+        return self._progress(self.at, known, tuple(messages))
+
+    def _progress(self, done: float, values: dict[str, tuple[float, ...]], messages: tuple[str, ...] = ()) -> Progress:
+        seeds = tuple(seed for seed, active in zip(self.seeds, self.active, strict=True) if active)
+        return Progress(done, self.recipe.end, seeds, values, messages, self.recipe.unit)
 
     @property
-    def _left(self) -> tuple[int, ...]:
-        """The seeds of the members that still train."""
-        return tuple(seed for seed, active in zip(self.seeds, self.active, strict=True) if active)
+    def _share(self) -> float:
+        """Epochs, or steps, with the share of the epoch that is under way."""
+        return self.at + (self.batch / len(self.ensemble.batches) if self.recipe.unit == "epoch" else 0)
 
     def _validate(self) -> list[str]:
         """Keep the weights of members that are better than ever, and stop those that have not been for long."""
         better, messages = [False] * len(self.seeds), []
+        unit = self.recipe.unit
         for i, history in enumerate(self.history):
             if not self.active[i]:
                 continue
-            best = best_at(history["validation"], self.ensemble.classifies)
-            better[i] = best == len(history["epoch"]) - 1
-            if self.recipe.patience and self.epoch - history["epoch"][best] >= self.recipe.patience:
+            best = best_at(history["validation"], self.ensemble.task.metric.more_is_better)
+            better[i] = best == len(history[unit]) - 1
+            if self.recipe.patience and self.at - history[unit][best] >= self.recipe.patience:
                 self.active[i] = False
-                messages.append(
-                    f"seed {self.seeds[i]} is done: best on validation in epoch {history['epoch'][best]:.0f}"
-                )
+                messages.append(f"seed {self.seeds[i]} is done: best on validation in {unit} {history[unit][best]:.0f}")
         if any(better):
             mask = torch.tensor(better, device=self.ensemble.device)
             for name, x in self._of_model().items():
@@ -201,11 +224,12 @@ class Training:
         for name, x in self._chosen.items():
             x.copy_(tensors[f"chosen.{name}"])
         self._random = tensors["random"]
+        self._batches = []
         for name in _PLAIN:
             setattr(self, name, about[name])
 
 
-_PLAIN = ("epoch", "batch", "seconds", "history", "active", "failures")
+_PLAIN = ("epoch", "batch", "step", "evaluated", "seen", "seconds", "history", "active", "failures")
 
 
 def best_at(values: list[float], highest: bool) -> int:

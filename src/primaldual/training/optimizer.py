@@ -1,18 +1,34 @@
-"""RAdam and Adam of one matrix, with coefficients that are computed ahead.
+"""RAdam, Adam and AdamW of one matrix, with coefficients that are computed ahead.
 
-Both are  p ← p − a_t m / (b_t √v + c_t)  with the running means m of g and v of g². The coefficients follow from the
+All are  p ← s_t p − a_t m / (b_t √v + c_t)  with the running means m of g and v of g². The coefficients follow from the
 step alone: they are tabled in float64, so that a step in a graph waits for nothing and loses no precision (torch's
-capturable RAdam computes them in float32, and begins to rectify a step early or late).
+capturable RAdam computes them in float32, and begins to rectify a step early or late). A schedule is in a_t and s_t,
+and in the share 1 − β₁ of g in m.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-BETAS, EPS = (0.9, 0.999), 1e-8
+from .schedule import BETA, Constant, Schedule
+
+SQUARE_BETA, EPS = 0.999, 1e-8
+
+OPTIMIZERS = ("radam", "adam", "adamw")
+
+
+class Coefficients(NamedTuple):
+    """Of one step: `a`, `b`, `c` of the formula, the share of the gradient in its mean, and what weights shrink to."""
+
+    a: float
+    b: float
+    c: float
+    share: float
+    shrink: float
 
 
 class Optimizer:
@@ -20,17 +36,29 @@ class Optimizer:
 
     Args:
         matrix: the parameters, with a `grad` of their shape.
-        kind: "radam" or "adam", as torch's with weight decay 0.
-        learning_rate: constant.
+        kind: "radam", "adam" or "adamw", as torch's.
+        learning_rate: what the schedule gives multiples of.
         steps: how many there will be; later ones are made like the last of them.
+        schedule: of the learning rate.
+        weight_decay: of "adamw".
     """
 
-    def __init__(self, matrix: Tensor, kind: str, learning_rate: float, steps: int) -> None:
+    def __init__(
+        self, matrix: Tensor, kind: str, learning_rate: float, steps: int, schedule: Schedule | None = None,
+        weight_decay: float = 0.0,
+    ) -> None:  # fmt: skip
+        schedule = schedule or Constant()
         self.matrix = matrix
         self.mean, self.square = torch.zeros_like(matrix), torch.zeros_like(matrix)
         self.done = torch.zeros(1, dtype=torch.int64, device=matrix.device)
-        rows = [coefficients(kind, learning_rate, step) for step in range(1, steps + 1)]
+        rows = [
+            coefficients(
+                kind, learning_rate * schedule.rate(step, steps), step + 1, schedule.beta(step, steps), weight_decay
+            )
+            for step in range(steps)
+        ]
         self._table = torch.tensor(rows, dtype=torch.float64).to(matrix)
+        self._cycles, self._shrinks = schedule.cycles_beta, bool(weight_decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a step changes beside the matrix."""
@@ -40,40 +68,47 @@ class Optimizer:
         """One update."""
         gradient = self.matrix.grad
         assert gradient is not None
-        a, b, c = self._table.index_select(0, self.done.clamp(max=len(self._table) - 1)).unbind(1)
+        row = self._table.index_select(0, self.done.clamp(max=len(self._table) - 1))
+        a, b, c, share, shrink = row.unbind(1)
         self.done.add_(1)
-        self.mean.lerp_(gradient, 1 - BETAS[0])
-        self.square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        self.mean.lerp_(gradient, share if self._cycles else 1 - BETA)
+        self.square.mul_(SQUARE_BETA).addcmul_(gradient, gradient, value=1 - SQUARE_BETA)
+        if self._shrinks:
+            self.matrix.mul_(shrink)
         self.matrix.sub_((self.mean * a).div_(self.square.sqrt().mul_(b).add_(c)))
 
-    def clipped_step(self, norms: Tensor, clip: float, alive: Tensor, rough: Tensor) -> None:
+    def clipped_step(self, norms: Tensor, clip: float, alive: Tensor, reduced: Tensor) -> None:
         """One update by the gradient, each row cut to the norm `clip` and 0 unless alive, in one pass over memory.
 
         Args:
             norms: of the gradient's rows.
             clip: the largest norm.
             alive: [rows].
-            rough: a copy of the last columns in another dtype, to be kept up to date; may be empty.
+            reduced: a copy of the last columns in another dtype, to be kept up to date; may be empty.
         """
         from ..kernels.encoder.update_kernel import update
 
         rows, count = self.matrix.shape
         update[(-(-count // 1024), rows)](
-            self.matrix, self.matrix.grad, self.mean, self.square, rough, norms, alive, self._table, self.done, count,
-            count - rough.shape[1], len(self._table), clip, 1 - BETAS[0], 1 - BETAS[1], BLOCK=1024,
-            HAS_ROUGH=rough.shape[1] > 0,
+            self.matrix, self.matrix.grad, self.mean, self.square, reduced, norms, alive, self._table, self.done,
+            count, count - reduced.shape[1], len(self._table), clip, 1 - SQUARE_BETA, BLOCK=1024,
+            HAS_REDUCED=reduced.shape[1] > 0,
         )  # fmt: skip
         self.done.add_(1)
 
 
-def coefficients(kind: str, learning_rate: float, step: int) -> tuple[float, float, float]:
-    """a, b and c of a step, the first of which is 1."""
-    first, second = 1 - BETAS[0] ** step, 1 - BETAS[1] ** step
-    if kind == "adam":
-        return learning_rate * math.sqrt(second) / first, 1.0, EPS * math.sqrt(second)
-    longest = 2 / (1 - BETAS[1]) - 1
-    length = longest - 2 * step * BETAS[1] ** step / second
+def coefficients(
+    kind: str, learning_rate: float, step: int, beta: float = BETA, weight_decay: float = 0.0
+) -> Coefficients:
+    """Of a step, the first of which is 1."""
+    first, second = 1 - beta**step, 1 - SQUARE_BETA**step
+    share, shrink = 1 - beta, 1 - learning_rate * weight_decay
+    if kind != "radam":
+        rate = learning_rate * math.sqrt(second) / first
+        return Coefficients(rate, 1.0, EPS * math.sqrt(second), share, shrink)
+    longest = 2 / (1 - SQUARE_BETA) - 1
+    length = longest - 2 * step * SQUARE_BETA**step / second
     if length <= 5.0:
-        return learning_rate / first, 0.0, 1.0
+        return Coefficients(learning_rate / first, 0.0, 1.0, share, shrink)
     ratio = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    return learning_rate * math.sqrt(ratio * second) / first, 1.0, EPS
+    return Coefficients(learning_rate * math.sqrt(ratio * second) / first, 1.0, EPS, share, shrink)

@@ -1,16 +1,17 @@
-"""How a model is trained: the settings of the paper's code bases, as values."""
+"""How a model is trained, as a value."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import torch
 
-from ..data import Dataset
-from ..models import SeriesConfig
-from ..primal import Primal, Spec
+from ..models import SeriesSizes
+from ..primal import Spec
 from ..primal._spec import check_choice, check_count, is_number
+from .optimizer import OPTIMIZERS
+from .schedule import Constant, Schedule
 
 VERSION = 1
 """To be raised when the same recipe, mechanism, seed and data give another result; finished runs are then run anew."""
@@ -20,117 +21,158 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True)
 class Recipe(Spec):
-    """Model sizes and training; the defaults are those of mvts_transformer.
+    """What is trained in which size, for how long, and how; the defaults are those of mvts_transformer.
 
     Args:
-        encoder, d_model, heads, layers, feedforward, dropout, attention_dropout: as in `SeriesConfig`.
-        epochs: how many; there is no other end unless `patience` is given.
+        model: sizes, as a value of the model's family, such as `SeriesSizes`; None for a task whose model has none.
+        epochs, steps: how long; one of them is given. There is no other end unless `patience` is given.
         batch_size: the last batch of an epoch holds what is left.
-        optimizer: "radam" or "adam", with torch's own settings; `learning_rate` is constant.
-        clip: the largest norm of a member's gradient.
+        accumulate: parts of a batch that are computed one after the other; the gradient is that of the whole batch.
+            Batch norm sees a part at a time.
+        optimizer: "radam", "adam" or "adamw", with torch's own settings.
+        learning_rate, schedule: of every step: `Constant`, `Cosine`, `Linear` or `OneCycle`.
+        weight_decay: of "adamw".
+        clip: the largest norm of a member's gradient; None for any.
         dtype: "float32"; "bfloat16", with float32 weights behind it; or "float64".
-        evaluate_every: epochs between evaluations; the first and the last are always evaluated.
-        validation: share of the training series, stratified, that is held out and never trained on.
-        patience: epochs without a better validation metric after which a member stops; 0 for never.
+        evaluate_every: epochs (or steps) between evaluations; the first and the last are always evaluated.
+        validation: share of the training cases, stratified where they have classes, that is held out and never trained
+            on. Weights are then those of the best evaluation on it, and so they are where a task has such a part.
+        patience: epochs (or steps) without a better validation metric after which a member stops; 0 for never.
         balanced: whether classes weigh alike in the loss, however many series they have.
+        lengths: where cases have lengths of their own: to how many lengths batches are cut.
 
     >>> Recipe.from_dict(Recipe(epochs=5).to_dict()) == Recipe(epochs=5)
     True
     """
 
-    encoder: str = "mvts"
-    d_model: int = 64
-    heads: int = 8
-    layers: int = 3
-    feedforward: int = 256
-    dropout: float = 0.1
-    attention_dropout: float | None = None
-    epochs: int = 400
+    model: Spec | None = None
+    epochs: int | None = None
+    steps: int | None = None
     batch_size: int = 64
+    accumulate: int = 1
     optimizer: str = "radam"
     learning_rate: float = 1e-3
-    clip: float = 4.0
+    schedule: Schedule = field(default_factory=Constant)
+    weight_decay: float = 0.0
+    clip: float | None = 4.0
     dtype: str = "float32"
     evaluate_every: int = 1
     validation: float = 0.0
     patience: int = 0
     balanced: bool = False
+    lengths: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "evaluate_every"):
+        if self.model is not None and not isinstance(self.model, Spec):
+            raise ValueError(f"Recipe: model must be sizes such as SeriesSizes(d_model=128), got {self.model!r}")
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"Recipe: give epochs or steps, got epochs={self.epochs!r} and steps={self.steps!r}")
+        for name in (self.unit + "s", "batch_size", "accumulate", "evaluate_every", "lengths"):
             check_count("Recipe", name, getattr(self, name))
         check_count("Recipe", "patience", self.patience, least=0)
-        check_choice("Recipe", "optimizer", self.optimizer, ("radam", "adam"))
+        check_choice("Recipe", "optimizer", self.optimizer, OPTIMIZERS)
         check_choice("Recipe", "dtype", self.dtype, tuple(DTYPES))
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(f"Recipe: schedule must be one such as Cosine(warmup=100), got {self.schedule!r}")
         for name in ("learning_rate", "clip"):
-            if not is_number(getattr(self, name)) or not getattr(self, name) > 0:
-                raise ValueError(f"Recipe: {name} must be a positive number, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if (value is not None or name != "clip") and (not is_number(value) or not value > 0):
+                raise ValueError(f"Recipe: {name} must be a positive number, got {value!r}")
+        if not is_number(self.weight_decay) or self.weight_decay < 0:
+            raise ValueError(f"Recipe: weight_decay must be a number of at least 0, got {self.weight_decay!r}")
+        if self.weight_decay and self.optimizer != "adamw":
+            raise ValueError(f"Recipe: weight_decay is of optimizer 'adamw', got {self.optimizer!r}")
         if not is_number(self.validation) or not 0.0 <= self.validation < 1.0:
             raise ValueError(f"Recipe: validation must be a share in [0, 1), got {self.validation!r}")
-        if self.patience and not self.validation:
+        if self.accumulate > self.batch_size:
             raise ValueError(
-                "Recipe: patience needs a validation share, such as 0.2; the test set is never used for it"
+                f"Recipe: a batch of {self.batch_size} cannot be divided into {self.accumulate} parts; give a smaller "
+                f"accumulate"
             )
 
-    def model(self, data: Dataset, mechanism: str | Primal) -> SeriesConfig:
-        """The model for a data set."""
-        return SeriesConfig(
-            data.channels, data.length, data.outputs, self.encoder, mechanism, data.kind, self.d_model, self.heads,
-            self.layers, self.feedforward, self.dropout, self.attention_dropout,
-        )  # fmt: skip
+    @property
+    def unit(self) -> str:
+        """What the training is counted in: "epoch" or "step"."""
+        return "epoch" if self.steps is None else "step"
 
-    def evaluates(self, epoch: int) -> bool:
-        """Whether the model is evaluated after this epoch, the first of which is 1."""
-        return epoch in (1, self.epochs) or epoch % self.evaluate_every == 0
+    @property
+    def end(self) -> int:
+        """So many epochs, or steps, there are."""
+        found = self.epochs if self.steps is None else self.steps
+        assert found is not None
+        return found
 
+    def evaluates(self, at: int) -> bool:
+        """Whether the model is evaluated after this epoch, or step, the first of which is 1."""
+        return at in (1, self.end) or at % self.evaluate_every == 0
 
-def mvts(**changes: Any) -> Recipe:
-    """mvts_transformer: RAdam, batches of 64, 400 epochs; sizes that its paper calls reasonable for all sets."""
-    return replace(Recipe(d_model=128, evaluate_every=2), **changes)
+    def having(self, **changes: Any) -> Recipe:
+        """This recipe with other settings; those that are sizes go to the model.
 
+        >>> Recipe(SeriesSizes(), epochs=5).having(d_model=32, batch_size=8).model.d_model
+        32
+        """
+        own = {f.name for f in fields(self)}
+        sizes = {name: value for name, value in changes.items() if name not in own}
+        if sizes:
+            known = () if self.model is None else tuple(f.name for f in fields(self.model))
+            if unknown := sorted(set(sizes) - set(known)):
+                raise ValueError(f"neither the recipe nor its model has {unknown}; they have {sorted({*own, *known})}")
+            assert self.model is not None
+            changes = {name: value for name, value in changes.items() if name in own}
+            changes["model"] = replace(changes.get("model", self.model), **sizes)
+        return replace(self, **changes)
 
-def flowformer(**changes: Any) -> Recipe:
-    """Flowformer's time-series code: RAdam, batches of 16, 100 epochs, a wide model."""
-    return replace(
-        Recipe("flowformer", d_model=512, layers=2, feedforward=2048, batch_size=16, epochs=100, evaluate_every=2),
-        **changes,
-    )  # fmt: skip
-
-
-_OWN: dict[str, Recipe] = {
-    "EthanolConcentration": mvts(layers=1, d_model=64),
-    "Handwriting": mvts(layers=1),
-    "Heartbeat": mvts(layers=1, d_model=64),
-    "SpokenArabicDigits": mvts(d_model=64),
-    "PEMS-SF": flowformer(epochs=400),
-    "SelfRegulationSCP2": flowformer(),
-    "UWaveGestureLibrary": flowformer(),
-    "AppliancesEnergy": mvts(epochs=100, feedforward=512),
-    "BeijingPM10Quality": mvts(epochs=100, d_model=64),
-    "LiveFuelMoistureContent": mvts(epochs=100, d_model=64),
-    "IEEEPPG": mvts(epochs=100, d_model=512, feedforward=512),
-}
-"""The sets whose settings are not those of all."""
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`; recipes that were written with the sizes of the model side by side are read too."""
+        return super().from_dict(nested(data) if isinstance(data, dict) else data)
 
 
-def recipe_for(data: Dataset, encoder: str | None = None) -> Recipe:
-    """The recipe that the paper's numbers for a set come from; for other sets mvts_transformer's.
+_SIZES = tuple(f.name for f in fields(SeriesSizes))
 
-    Args:
-        data: a set; its name and kind are looked at.
-        encoder: "mvts" or "flowformer" where it shall be the general recipe of this one.
+
+def nested(data: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's JSON as it is written now: with the model as one value."""
+    if "encoder" not in data:
+        return data
+    sizes = {"kind": SeriesSizes.kind()} | {name: data[name] for name in _SIZES}
+    given = {name: value for name, value in data.items() if name not in _SIZES}
+    return Recipe(epochs=1).to_dict() | {"model": sizes} | given
+
+
+_FIRST = (
+    "kind", "model", "epochs", "batch_size", "optimizer", "learning_rate", "clip", "dtype", "evaluate_every",
+    "validation", "patience", "balanced",
+)  # fmt: skip
+"""What a recipe's JSON had at first; what came later is in a key where it is not at its default."""
+
+
+def canonical(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as it enters a key: the sizes of a series model side by side with the rest, as they were at first."""
+    default = Recipe(epochs=1).to_dict()
+    data = {name: x for name, x in recipe.to_dict().items() if name in _FIRST or x != default[name]}
+    model = data.pop("model")
+    if isinstance(recipe.model, SeriesSizes) and type(recipe.model) is SeriesSizes:
+        return model | data
+    return data if model is None else data | {"model": model}
+
+
+def series_recipe(kind: str = "classification", **changes: Any) -> Recipe:
+    """mvts_transformer's, in sizes that its paper calls reasonable for all sets: 400 epochs, 100 for regression.
+
+    >>> series_recipe(epochs=3).epochs
+    3
     """
-    general = mvts(epochs=100 if data.kind == "regression" else 400)
-    own = _OWN.get(data.name, general)
-    if encoder is None or encoder == own.encoder:
-        return own
-    check_choice("recipe_for", "encoder", encoder, ("mvts", "flowformer"))
-    return general if encoder == "mvts" else flowformer()
+    recipe = Recipe(SeriesSizes(d_model=128), epochs=100 if kind == "regression" else 400, evaluate_every=2)
+    return recipe.having(**changes)
 
 
 def for_cpu(recipe: Recipe) -> Recipe:
-    """What a CPU can do in minutes: no dropout on the attention weights, at most 40 epochs.
+    """What a CPU can do in minutes: no dropout on a series model's attention weights, at most 40 epochs.
 
     torch's fused attention has no dropout on a CPU; with it the weights would be written out.
     """
-    return replace(recipe, attention_dropout=0.0, epochs=min(recipe.epochs, 40))
+    if isinstance(recipe.model, SeriesSizes):
+        recipe = recipe.having(attention_dropout=0.0)
+    return recipe if recipe.epochs is None else replace(recipe, epochs=min(recipe.epochs, 40))

@@ -1,48 +1,56 @@
-"""What a run leaves behind: one JSON file, named by the hash of what was run."""
+"""What a run leaves behind: one JSON file per seed, named by the hash of what was run.
+
+The key is the SHA-256, cut to 20 hex digits, of the JSON of {version, recipe, seeds} and of what the task says of
+itself. Of time series that is {mechanism, data}, and the recipe has the sizes of the model side by side with the rest:
+what can be said in these terms is written in them, so that runs of before are found. What a recipe has been given since
+enters where it is not at its default (`recipe.canonical`). Of other tasks it is {task: name, hash of the cases, model}.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from ..data import Dataset
-from ..primal import Primal
 from .loop import History, best_at
-from .recipe import VERSION, Recipe
+from .recipe import VERSION, Recipe, canonical, nested
+from .task import Task
 
 
 class Score(NamedTuple):
-    """A metric, that of the test set unless said otherwise, and the epoch after which it was measured."""
+    """A metric, that of the test part unless said otherwise, and the epoch (or step) after which it was measured."""
 
-    epoch: int
+    at: int
     value: float
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run of one seed.
+    """What one seed of a run left.
 
     Args:
-        key: hash of version, recipe, mechanism, data and seed.
+        key: hash of version, recipe, task and seed.
         version: of the recipe's code.
-        data: name and hash of the set, and its sizes.
-        mechanism, recipe: as `to_dict` gives them.
+        data: name and hash of the cases, and their sizes.
+        mechanism, recipe: as `to_dict` gives them; a task whose mechanism is part of its model has None.
         seed: of this member.
         members: seeds of all that trained together with it.
-        metric: "accuracy", in percent, or "rmse".
-        history: at every evaluation: epoch, loss, and the metric on the test set and on validation.
+        metric: its name, such as "accuracy", in percent, or "rmse".
+        history: at every evaluation: epoch or step, loss, and the metric on the test part and on validation.
         failure: why the run ended before its time; None when it did not.
         parameters: of the model.
         seconds, peak_bytes: wall time and memory of all members together; no memory where it is not known.
         environment: versions and hardware.
+        more_is_better: of the metric.
+        steps: of the optimiser, in all; None where it was not recorded.
+        task: what else a task says of itself.
     """
 
     key: str
     version: int
     data: dict[str, Any]
-    mechanism: dict[str, Any]
+    mechanism: dict[str, Any] | None
     recipe: dict[str, Any]
     seed: int
     members: list[int]
@@ -53,56 +61,69 @@ class Record:
     seconds: float
     peak_bytes: int | None
     environment: dict[str, Any]
+    more_is_better: bool = True
+    steps: int | None = None
+    task: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> str:
+        """What the training was counted in: "epoch" or "step"."""
+        return "epoch" if self.recipe["steps"] is None else "step"
 
     @property
     def best(self) -> Score | None:
-        """At the best epoch on the test set: what the paper's code bases report."""
-        return self._at(best_at(self.history["test"], self.metric == "accuracy")) if self._tested else None
+        """At the best evaluation of the test part: what the paper's code bases report."""
+        return self._at(best_at(self.history["test"], self.more_is_better)) if self._tested else None
 
     @property
     def last(self) -> Score | None:
-        """After the last epoch of the recipe, nothing selected; None for a run that did not get there."""
-        reached = self._tested and self.history["epoch"][-1] == self.recipe["epochs"]
+        """At the end of the recipe, nothing selected; None for a run that did not get there."""
+        reached = self._tested and self.history[self.unit][-1] == self.recipe[f"{self.unit}s"]
         return self._at(-1) if reached else None
 
     @property
     def selected(self) -> Score | None:
-        """At the best epoch on what was held out of the training set; None without validation."""
+        """At the best evaluation of the validation part; None without one."""
         best = self.validation
-        return self._at(self.history["epoch"].index(best.epoch)) if best and self._tested else None
+        return self._at(self.history[self.unit].index(best.at)) if best and self._tested else None
 
     @property
     def validation(self) -> Score | None:
-        """The best on what was held out of the training set; None without validation."""
+        """The best on the validation part; None without one."""
         if not (values := self.history.get("validation")):
             return None
-        index = best_at(values, self.metric == "accuracy")
-        return Score(int(self.history["epoch"][index]), values[index])
+        index = best_at(values, self.more_is_better)
+        return Score(int(self.history[self.unit][index]), values[index])
 
     @property
     def _tested(self) -> bool:
         return bool(self.history.get("test"))
 
     def _at(self, index: int) -> Score:
-        return Score(int(self.history["epoch"][index]), self.history["test"][index])
+        return Score(int(self.history[self.unit][index]), self.history["test"][index])
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types, the three scores first."""
         scores = {name: getattr(self, name) for name in ("best", "last", "selected")}
-        return {name: score and score._asdict() for name, score in scores.items()} | asdict(self)
+        said = {name: score and {self.unit: score.at, "value": score.value} for name, score in scores.items()}
+        return said | asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Record:
-        """The inverse of `to_dict`."""
-        return cls(**{field.name: data[field.name] for field in fields(cls)})
+        """The inverse of `to_dict`; what older records do not have follows from what they have."""
+        given = {f.name: data[f.name] for f in fields(cls) if f.name in data or f.name not in _LATER}
+        later: dict[str, Any] = {"recipe": nested(given["recipe"])}
+        if "more_is_better" not in data:
+            later["more_is_better"] = data["metric"] == "accuracy"
+        return cls(**given | later)
 
 
-def key(recipe: Recipe, primal: Primal, data: Dataset, *seeds: int) -> str:
+_LATER = ("more_is_better", "steps", "task")
+
+
+def key(task: Task, recipe: Recipe, *seeds: int) -> str:
     """The name of a run: a hash of all that its result follows from. Without seeds, that of the configuration."""
-    what = {
-        "version": VERSION, "recipe": recipe.to_dict(), "mechanism": primal.to_dict(), "data": data.hash,
-        "seeds": list(seeds),
-    }  # fmt: skip
+    what = task.identity() | {"version": VERSION, "recipe": canonical(recipe), "seeds": list(seeds)}
     text = json.dumps(_plain(what), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 

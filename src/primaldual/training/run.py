@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ import torch
 from ..base import files
 from ..base.environment import environment
 from ..data import Dataset
-from ..primal import Primal, as_primal
-from .ensemble import Ensemble
+from ..models import SeriesSizes
+from ..primal import Primal
+from .ensemble import Ensemble, check
 from .loop import Training, Watch
-from .recipe import VERSION, Recipe, recipe_for
+from .recipe import VERSION, Recipe, series_recipe
 from .record import Record, key
+from .series import SeriesTask
 from .store import Store, write
+from .task import Task
 
 logger = logging.getLogger(__name__)
 
 
 def train(
-    data: Dataset,
-    mechanism: str | Primal = "softmax",
+    data: Dataset | Task,
+    mechanism: str | Primal | None = None,
     recipe: Recipe | None = None,
     seeds: Sequence[int] = (0,),
     *,
@@ -41,9 +45,9 @@ def train(
     were: a run that was killed and resumed gives what it would have given. Without one, nothing is written.
 
     Args:
-        data: to train on; the test series are evaluated after every epoch and never selected by.
-        mechanism: a `Primal`, or the name of one.
-        recipe: that of the paper for this set unless given.
+        data: time series, or any `Task`; a test part is evaluated with the others and never selected by.
+        mechanism: for time series: a `Primal`, or the name of one; softmax unless given.
+        recipe: for time series `series_recipe` of their kind unless given, mvts_transformer's; a task needs one.
         seeds: of initial weights, batch order and dropout.
         folder: for records, models and checkpoints.
         device: where to train.
@@ -51,35 +55,49 @@ def train(
         every: seconds of work that a kill may cost.
         watch: called after every evaluation, such as what `progress_bar` gives.
     """
-    primal, recipe = as_primal(mechanism), recipe or recipe_for(data)
+    task, recipe = as_task(data, mechanism, recipe)
+    check(task, recipe)
     wanted = _checked(seeds)
     store = None if folder is None else Store(folder)
-    keys = {seed: key(recipe, primal, data, seed) for seed in wanted}
+    keys = {seed: key(task, recipe, seed) for seed in wanted}
     done: dict[int, Record] = {}
     for seed in wanted:
         if store and (record := store.record(keys[seed])):
             done[seed] = record
-    run = _Run(data, primal, recipe, torch.device(device), store, every, watch)
+    group = _Group(task, recipe, torch.device(device), store, every, watch)
     if store and resume:
-        for path, tensors, about in store.checkpoints(run.configuration):
+        for path, tensors, about in store.checkpoints(group.configuration):
             if set(about["seeds"]) <= set(wanted):
-                done |= run.resume(path, tensors, about, done)
+                done |= group.resume(path, tensors, about, done)
     left = tuple(seed for seed in wanted if seed not in done)
     if left:
-        done |= run.start(left)
+        done |= group.start(left)
     return [done[seed] for seed in wanted]
 
 
-class _Run:
-    """One configuration on its way to records."""
+def as_task(data: Dataset | Task, mechanism: str | Primal | None, recipe: Recipe | None) -> tuple[Task, Recipe]:
+    """What `train` is given as a task and a whole recipe."""
+    if isinstance(data, Task):
+        if mechanism is not None:
+            raise ValueError(f"{data.name}: a task has its own mechanism; leave it out, got mechanism={mechanism!r}")
+        if recipe is None:
+            raise ValueError(f"{data.name}: a task needs a recipe, such as Recipe(epochs=10)")
+        return data, recipe
+    recipe = recipe or series_recipe(data.kind)
+    recipe = replace(recipe, model=SeriesSizes()) if recipe.model is None else recipe
+    return SeriesTask.of(data, mechanism or "softmax", recipe), recipe
+
+
+class _Group:
+    """Members of one configuration on their way to records."""
 
     def __init__(
-        self, data: Dataset, primal: Primal, recipe: Recipe, device: torch.device, store: Store | None, every: float,
+        self, task: Task, recipe: Recipe, device: torch.device, store: Store | None, every: float,
         watch: Sequence[Watch],
     ) -> None:  # fmt: skip
-        self.data, self.primal, self.recipe, self.device = data, primal, recipe, device
+        self.task, self.recipe, self.device = task, recipe, device
         self.store, self.every, self.watch = store, every, watch
-        self.configuration = key(recipe, primal, data)
+        self.configuration = key(task, recipe)
 
     def start(self, seeds: tuple[int, ...]) -> dict[int, Record]:
         training = self._training(seeds)
@@ -93,6 +111,9 @@ class _Run:
         if set(about["seeds"]) <= set(done):  # killed after the last record was written
             files.remove(path)
             return {}
+        if "evaluated" not in about:
+            logger.warning("%s is of an older version; its members start anew", path)
+            return {}
         training = self._training(tuple(about["seeds"]))
         training.load(tensors, about)
         logger.info("seeds %s go on from epoch %d, batch %d", about["seeds"], training.epoch, training.batch)
@@ -101,7 +122,7 @@ class _Run:
     def _training(self, seeds: tuple[int, ...]) -> Training:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        return Training(Ensemble(self.data, self.primal, self.recipe, seeds, self.device))
+        return Training(Ensemble(self.task, self.recipe, seeds, self.device))
 
     def _finish(self, training: Training, done: dict[int, Record]) -> dict[int, Record]:
         """Train to the end. The checkpoint goes last: until then a kill costs nothing."""
@@ -121,17 +142,16 @@ class _Run:
         return found
 
     def _place(self, store: Store, seeds: tuple[int, ...]) -> Path:
-        return store.checkpoint(self.configuration, key(self.recipe, self.primal, self.data, *seeds))
+        return store.checkpoint(self.configuration, key(self.task, self.recipe, *seeds))
 
     def _record(self, training: Training, member: int) -> Record:
-        data, seed = self.data, training.seeds[member]
+        task, seed = self.task, training.seeds[member]
+        mechanism = None if task.mechanism is None else task.mechanism.to_dict()
         return Record(
-            key(self.recipe, self.primal, data, seed), VERSION,
-            {"name": data.name, "hash": data.hash, "train": len(data.train), "test": len(data.test),
-             "length": data.length, "channels": data.channels, "classes": len(data.classes)},
-            self.primal.to_dict(), self.recipe.to_dict(), seed, list(training.seeds),
-            "accuracy" if data.classes else "rmse", training.history[member], training.failures[member],
+            key(task, self.recipe, seed), VERSION, task.data(), mechanism, self.recipe.to_dict(), seed,
+            list(training.seeds), task.metric.name, training.history[member], training.failures[member],
             training.ensemble.weights.count, round(training.seconds, 3), _peak(self.device), environment(self.device),
+            task.metric.more_is_better, training.step, dict(task.about),
         )  # fmt: skip
 
 

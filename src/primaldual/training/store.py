@@ -8,19 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..base.files import write_bytes, write_json
 from ..models import SeriesConfig, SeriesTransformer
 from .record import Record
+from .task import Task, built
 
 logger = logging.getLogger(__name__)
 
 
 class Store:
-    """A folder: `<key>.json` per finished run, `models/<key>.safetensors`, `checkpoints/` of what is under way."""
+    """A folder: `<key>.json` and `models/<key>.safetensors` of every seed of a run, and `checkpoints/`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -38,15 +40,26 @@ class Store:
         """Keep a finished run."""
         write_json(self.folder / f"{record.key}.json", record.to_dict())
 
-    def add_model(self, key: str, model: SeriesTransformer) -> None:
+    def add_model(self, key: str, model: nn.Module) -> None:
         """Keep the weights of a run."""
-        write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), {"config": model.config.to_dict()})
+        config = {"config": model.config.to_dict()} if isinstance(model, SeriesTransformer) else {}
+        write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), config)
 
     def model(self, key: str) -> SeriesTransformer:
-        """The model of a finished run, ready to predict."""
+        """The series model of a finished run, ready to predict."""
         tensors, about = read(self.folder / "models" / f"{key}.safetensors")
+        if "config" not in about:
+            raise ValueError(f"{key} is no series model; load its weights into one of its own task, by load_model")
         model = SeriesTransformer(SeriesConfig.from_dict(about["config"])).to(tensors["positions"].dtype)
         model.load_state_dict(tensors)
+        return model.eval()
+
+    def load_model(self, key: str, task: Task) -> nn.Module:
+        """The model of a finished run of any task, ready to predict."""
+        tensors, _ = read(self.folder / "models" / f"{key}.safetensors")
+        model = built(task, 0)
+        dtype = next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
+        model.to(dtype).load_state_dict(tensors)
         return model.eval()
 
     def checkpoint(self, configuration: str, group: str) -> Path:
@@ -76,7 +89,12 @@ def _read_record(path: Path) -> Record:
 
 def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     """Tensors, and what goes into JSON beside them."""
-    held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    held: dict[str, Tensor] = {}
+    places = set[int]()
+    for name, x in tensors.items():
+        x = x.detach().cpu().contiguous()
+        held[name] = x.clone() if x.data_ptr() in places else x  # weights that a model has twice
+        places.add(x.data_ptr())
     # not save_file, which has scratch files of its own
     write_bytes(path, save(held, metadata={"primaldual": json.dumps(about)}))
 

@@ -12,11 +12,12 @@ import torch
 
 from ..base.packages import needed
 from ..data import Dataset
+from ..models import SeriesSizes
 from ..primal import BatchNorm, InputMap, Pooled, Primal, Recenter, Sparse, TrainingSet, as_primal
-from .parts import mix
-from .recipe import Recipe, recipe_for
+from .batches import mix
+from .recipe import Recipe, series_recipe
 from .record import key
-from .run import train
+from .run import as_task, train
 
 VALIDATION = 0.2
 COARSEST = (1, 2, 4, 8, 16)
@@ -57,14 +58,17 @@ def tune(
     """
     optuna = needed("optuna", "optuna", "tuning")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    primal, recipe = as_primal(mechanism), recipe or recipe_for(data)
+    primal, recipe = as_primal(mechanism), recipe or series_recipe(data.kind)
     recipe = replace(recipe, validation=recipe.validation or VALIDATION)
+    task, recipe = as_task(data, primal, recipe)
+    assert isinstance(recipe.model, SeriesSizes)
+    heads = recipe.model.heads
     if not tunable(primal):
         raise ValueError(f"there is nothing to tune in {primal!r}: it has neither a fixed β nor scales")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
-        storage=f"sqlite:///{(place / 'tune.sqlite3').as_posix()}", study_name=key(recipe, primal, data, *seeds),
+        storage=f"sqlite:///{(place / 'tune.sqlite3').as_posix()}", study_name=key(task, recipe, *seeds),
         direction="maximize" if data.classes else "minimize", load_if_exists=True,
     )  # fmt: skip
     if not study.trials:
@@ -85,7 +89,7 @@ def tune(
             given["beta"] = trial.suggest_float("beta", *BETAS, step=0.05)
         if "coarsest" in tunable(primal):
             given["coarsest"] = trial.suggest_categorical("coarsest", COARSEST)
-        value = score(data, with_settings(primal, recipe.heads, **given), recipe, seeds, folder=place, device=device)
+        value = score(data, with_settings(primal, heads, **given), recipe, seeds, folder=place, device=device)
         state = states.PRUNED if value is None else states.COMPLETE
         study.tell(trial, value, state, skip_if_finished=True)
         if watch and value is not None:
@@ -93,7 +97,7 @@ def tune(
     if not complete:
         raise RuntimeError("no trial ended with a finite loss; lower the learning rate")
     best = study.best_trial
-    return Tuned(with_settings(primal, recipe.heads, **best.params), best.params, best.value, len(complete))
+    return Tuned(with_settings(primal, heads, **best.params), best.params, best.value, len(complete))
 
 
 def score(

@@ -9,32 +9,33 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 from ..base.packages import needed
-from .loop import Report, Watch
+from .loop import Progress, Watch
 
 
 @contextmanager
 def progress_bar(console: Console, title: str) -> Iterator[Watch]:
     """A bar with the time that is left; the numbers are means over the members."""
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"),
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[unit]}s"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[text]}"),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task(escape(title), total=None, text="")
+    with Bars(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(escape(title), total=None, text="", unit="epoch")
         begun = False
 
-        def watch(report: Report) -> None:
+        def watch(progress: Progress) -> None:
             nonlocal begun
             if not begun:  # a resumed run begins in the middle: its speed is measured from there
-                bars.reset(task, total=report.epochs, completed=int(report.epoch))
+                bars.reset(task, total=progress.total, completed=int(progress.done), text="", unit=progress.unit)
                 begun = True
-            bars.update(task, completed=report.epoch)
-            if text := ", ".join(f"{part} {fmean(values):.4g}" for part, values in report.values.items() if values):
+            bars.update(task, completed=progress.done)
+            if text := ", ".join(f"{part} {fmean(values):.4g}" for part, values in progress.values.items() if values):
                 bars.update(task, text=text)
-            for message in report.messages:
+            for message in progress.messages:
                 bars.console.print(f"[yellow]{escape(message)}[/]", highlight=False, soft_wrap=True)
 
         yield watch
@@ -47,10 +48,10 @@ def tensorboard(folder: str | Path) -> Iterator[Watch]:
     writer = module.SummaryWriter(str(folder))
     try:
 
-        def watch(report: Report) -> None:
-            for part, values in report.values.items():
-                for seed, value in zip(report.seeds, values, strict=True):
-                    writer.add_scalar(f"{part}/seed {seed}", value, report.epoch)
+        def watch(progress: Progress) -> None:
+            for part, values in progress.values.items():
+                for seed, value in zip(progress.seeds, values, strict=True):
+                    writer.add_scalar(f"{part}/seed {seed}", value, progress.done)
 
         yield watch
     finally:

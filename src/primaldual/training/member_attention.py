@@ -1,0 +1,105 @@
+"""Attention of many members at once, each with what it has learned of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..kernels.buffers import side_by_side
+from ..ops import attention
+from ..primal import AllKeys, InputMap, Moments, PointMap, Primal, Sparse, TokenMap
+
+
+class SideBySide(Function):
+    """Queries, keys and values from [members, rows, 3 · width], where they lie side by side, as views.
+
+    Gradients that lie side by side in one buffer are handed on as that buffer: nothing is put together.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, ...]:
+        return x.chunk(3, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        first = gradients[0]
+        members, rows, width = first.shape
+        strides = 3 * rows * width, 3 * width, 1
+        if not torch.is_grad_enabled() and side_by_side(gradients, strides, width):
+            return first.as_strided((members, rows, 3 * width), strides)
+        return torch.cat(gradients, -1)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, primal: Primal, padding: Tensor | None, dropout_p: float, impl: str,
+    learned: dict[str, Tensor], fixed: dict[str, Tensor],
+) -> Tensor:  # fmt: skip
+    """`attention` of [members, batch, heads, length, head_dim], with each member's own learned tensors.
+
+    Members are folded into the batch. Input maps with learned tensors act on queries and keys alone, and are applied
+    to each member before that; where they cannot be (they need the statistics of pooled keys), members run in turn.
+
+    Args:
+        q, k, v: queries, keys and values.
+        primal: the mechanism.
+        padding: [members, batch, length].
+        dropout_p: on the weights.
+        impl: the executor.
+        learned: by name, [members, …].
+        fixed: tensors of the features, the same for all members.
+    """
+    before = _ahead(primal) if learned else ()
+    for map_ in before:
+        own = {name: learned.pop(name) for name in map_.learned(1, 1)}
+        q, k = (_mapped(map_, x, own, padding) for x in (q, k))
+    primal = replace(primal, inputs=primal.inputs[len(before) :])
+    if learned:
+        outputs = []
+        for i in range(len(q)):
+            parameters = {name: x[i] for name, x in learned.items()} | fixed
+            hidden = None if padding is None else padding[i]
+            outputs.append(_attention(q[i], k[i], v[i], primal, hidden, dropout_p, impl, parameters))
+        return torch.stack(outputs)
+    members, hidden = q.shape[0], None if padding is None else padding.flatten(0, 1)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return _attention(q, k, v, primal, hidden, dropout_p, impl, fixed).unflatten(0, (members, -1))
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, primal: Primal, hidden: Tensor | None, dropout_p: float, impl: str,
+    parameters: dict[str, Tensor],
+) -> Tensor:  # fmt: skip
+    out = attention(
+        q, k, v, primal, key_padding_mask=hidden, query_padding_mask=hidden, dropout_p=dropout_p, impl=impl,
+        parameters=parameters,
+    )  # fmt: skip
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _ahead(primal: Primal) -> tuple[InputMap, ...]:
+    """The first input maps that can be applied to tokens before everything else.
+
+    Maps of the sequence can; maps of points as long as they need no statistics and the points are the tokens.
+    """
+    chosen: list[InputMap] = []
+    training_set = primal.training_set.over if isinstance(primal.training_set, Sparse) else primal.training_set
+    for map_ in primal.inputs:
+        if isinstance(map_, PointMap) and not (map_.needs == "nothing" and isinstance(training_set, AllKeys)):
+            break
+        chosen.append(map_)
+    return tuple(chosen)
+
+
+def _mapped(map_: InputMap, x: Tensor, own: dict[str, Tensor], padding: Tensor | None) -> Tensor:
+    """An input map with each member's own tensors; maps of the sequence find zeros at hidden tokens."""
+    if isinstance(map_, TokenMap):
+        if padding is not None:
+            x = x.masked_fill(padding[:, :, None, :, None], 0.0)
+        return torch.vmap(map_.tokens)(x, own)
+    assert isinstance(map_, PointMap)
+    return torch.vmap(lambda x, own: map_.apply(x, Moments(None, None), own))(x, own)

@@ -1,0 +1,171 @@
+"""What is to be learned: cases, a model, a loss and a metric."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..primal import Primal, Spec
+
+if TYPE_CHECKING:
+    from .members import Members
+    from .stacked import Stacked
+
+Batch = tuple[Tensor | None, ...]
+"""Tensors with cases first; None for one that these cases do not need, such as a mask that hides nothing."""
+
+Loss = Tensor | tuple[Tensor, Tensor]
+"""The mean loss; or a sum and what it is to be divided by, where cases do not weigh alike."""
+
+
+class Metric(NamedTuple):
+    """What is reported, and whether more of it is better."""
+
+    name: str
+    more_is_better: bool
+
+
+class Task(ABC):
+    """Something to learn. A task of one's own gives `name`, `parts`, `build` and `loss`; the rest has defaults.
+
+        class Bytes(Task):
+            name, metric = "bytes", Metric("bits per byte", more_is_better=False)
+
+            def __init__(self, text):
+                self.parts = {"train": (text[:900],), "test": (text[900:],)}
+
+            def build(self):
+                return MyModel()
+
+            def loss(self, model, text):
+                return cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+            def finish(self, total, count):
+                return total / count / math.log(2)
+
+    Attributes:
+        name: what to call it.
+        metric: what `finish` gives.
+        parts: cases by the name of their part: "train", and what is evaluated, such as "test". A part "validation"
+            chooses the weights, as a recipe's validation share does.
+        sizes: what a recipe's `model` must be; None for a model that has no sizes to choose.
+        mechanism: of the model's attention, for the record; None where it is part of the model.
+        precise: parameters and buffers with one of these in their name are used in float32 where the rest is bfloat16.
+        left_out: ends of the names of buffers that nothing is computed with.
+        balanced: whether the loss weighs classes alike.
+        evaluated_at_once: cases.
+    """
+
+    name: str
+    metric: Metric = Metric("loss", more_is_better=False)
+    parts: Mapping[str, Batch]
+    sizes: Spec | None = None
+    mechanism: Primal | None = None
+    precise: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    balanced: bool = False
+    evaluated_at_once: int = 256
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """A model with its initial weights; torch's random numbers are those of the member's seed."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, *batch: Any) -> Loss:
+        """Of one model on the tensors of a batch: what is trained on."""
+
+    def score(self, model: nn.Module, *batch: Any) -> tuple[Tensor, Tensor | int]:
+        """What the metric is made of: a sum over the batch, and a count; the loss unless a task says otherwise."""
+        return as_sum(self.loss(model, *batch), cases(batch))
+
+    def finish(self, total: Tensor, count: Tensor | int) -> Tensor:
+        """The metric of a part from the sum and the count of its batches."""
+        return total / count
+
+    def lengths(self, part: str) -> Tensor | None:
+        """[cases], where cases have lengths of their own; batches are then of similar ones, and `cut`."""
+        return None
+
+    def cut(self, length: int, *batch: Any) -> Batch:
+        """A batch whose cases are no longer than this: every tensor of more than one dimension ends there."""
+        return tuple(x[:, :length] if x is not None and x.dim() > 1 else x for x in batch)
+
+    def classes(self) -> Tensor | None:
+        """[cases] of the training part, where what a recipe holds out is to have a share of every class."""
+        return None
+
+    def tensors(self, part: str, dtype: torch.dtype, device: torch.device) -> Batch:
+        """A part as the model takes it."""
+        return tuple(
+            None if x is None else x.to(device, dtype) if x.is_floating_point() else x.to(device)
+            for x in self.parts[part]
+        )
+
+    def members(self, weights: Stacked, train: Batch) -> Members:
+        """How members compute: in turn, unless a task has a way for all of them at once."""
+        from .members import InTurn
+
+        return InTurn(self, weights)
+
+    def deliver(self, model: nn.Module) -> nn.Module:
+        """A trained model as its user gets it."""
+        return model
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of all cases, and of their lengths."""
+        digest = hashlib.sha256()
+        for part, tensors in sorted(self.parts.items()):
+            for i, x in enumerate((*tensors, self.lengths(part))):
+                if x is None:
+                    continue
+                digest.update(json.dumps([part, i, str(x.dtype), list(x.shape)]).encode())
+                digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
+        return digest.hexdigest()
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What the model is, for the record and its key: its modules and the shapes of its parameters, in text.
+
+        What else the result follows from, such as a setting of the loss, a task should add.
+        """
+        model = built(self, 0)
+        return {"model": str(model), "shapes": {name: list(p.shape) for name, p in model.named_parameters()}}
+
+    def identity(self) -> dict[str, Any]:
+        """What a key has of it."""
+        what: dict[str, Any] = {"task": {"name": self.name, "hash": self.hash} | self.about}
+        return what if self.mechanism is None else what | {"mechanism": self.mechanism.to_dict()}
+
+    def data(self) -> dict[str, Any]:
+        """What a record says of the cases."""
+        return {"name": self.name, "hash": self.hash} | {part: cases(batch) for part, batch in self.parts.items()}
+
+
+def built(task: Task, seed: int) -> nn.Module:
+    """A task's model with the initial weights of a seed, on the CPU; the caller's random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # of the CPU alone: torch.manual_seed would reach devices too
+        return task.build()
+
+
+def cases(batch: Batch) -> int:
+    """How many a batch has."""
+    return next(len(x) for x in batch if x is not None)
+
+
+def as_sum(loss: Loss, count: int) -> tuple[Tensor, Tensor | int]:
+    """A sum and what to divide it by; a mean is one of `count` cases."""
+    return loss if isinstance(loss, tuple) else (loss * count, count)
+
+
+def as_mean(loss: Loss) -> Tensor:
+    """One number per member."""
+    return loss[0] / loss[1] if isinstance(loss, tuple) else loss

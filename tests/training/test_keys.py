@@ -1,0 +1,58 @@
+"""Records of before are found again: their keys, and what is read of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from primaldual.paper.runs import blank
+
+from primaldual.primal import Primal
+from primaldual.training import Recipe, Record, SeriesTask, key, series_recipe
+from primaldual.training.recipe import canonical
+
+RUNS = Path(__file__).parents[2] / "results" / "h200" / "runs"
+SOME = sorted(RUNS.glob("*.json"))[::120]
+
+
+def read(path: Path) -> tuple[dict, Record]:
+    written = json.loads(path.read_text("utf-8"))
+    return written, Record.from_dict(written)
+
+
+def recomputed(record: Record) -> str:
+    """Without the series: their hash is in the record."""
+    data = blank(record.data["name"])
+    vars(data)["hash"] = record.data["hash"]
+    recipe = Recipe.from_dict(record.recipe)
+    return key(SeriesTask.of(data, Primal.from_dict(record.mechanism), recipe), recipe, record.seed)
+
+
+@pytest.mark.parametrize("path", SOME, ids=lambda path: path.stem)
+def test_the_key_of_a_committed_record_is_its_file_s_name(path):
+    written, record = read(path)
+    assert recomputed(record) == path.stem == record.key
+    assert canonical(Recipe.from_dict(written["recipe"])) == written["recipe"]
+
+
+@pytest.mark.deep
+def test_the_key_of_every_committed_record_is_its_file_s_name():
+    paths = sorted(RUNS.glob("*.json"))
+    assert len(paths) == 910 and all(recomputed(read(path)[1]) == path.stem for path in paths)
+
+
+@pytest.mark.parametrize("path", SOME, ids=lambda path: path.stem)
+def test_a_record_of_before_says_what_it_said(path):
+    written, record = read(path)
+    for name in ("best", "last", "selected"):
+        score, said = getattr(record, name), written[name]
+        assert (score and tuple(score)) == (said and tuple(said.values()))
+    assert record.more_is_better == (written["metric"] == "accuracy") and record.steps is None
+    assert record.recipe["model"]["d_model"] == written["recipe"]["d_model"]
+    assert Record.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+
+
+def test_what_a_recipe_was_given_since_is_in_the_key_where_it_is_used():
+    plain = series_recipe(epochs=5)
+    assert "schedule" not in canonical(plain) and "accumulate" not in canonical(plain)
+    assert canonical(plain.having(accumulate=2))["accumulate"] == 2
+    assert canonical(plain.having(epochs=None, steps=7))["steps"] == 7
