@@ -19,7 +19,7 @@ from primaldual.demo.run import _Trainer
 from primaldual.demo.settings import NAMES, PAPER, TRAINING, family, model_config
 from primaldual.models import build
 
-RECIPE = replace(TRAINING, epochs=2, layers=1, d_model=16, feedforward=16)
+RECIPE = TRAINING.having(epochs=2, layers=1, d_model=16, feedforward=16)
 TINY = Settings(seeds=2, sweep=(1.0,), sweep_seeds=1, budget=float("inf"), recipe=RECIPE)
 
 

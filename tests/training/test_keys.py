@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from primaldual.paper.runs import blank
 
+from primaldual.paper.job import blank
 from primaldual.primal import Primal
 from primaldual.training import Recipe, Record, SeriesTask, key, series_recipe
 from primaldual.training.recipe import canonical

@@ -45,9 +45,8 @@ def train(
         place = Place(output, data_dir, offline, options.device_option(device), _progress)
     if dry_run:
         for job, seeds in left.items():
-            say(
-                f"{job.dataset}, {job.mechanism}: seeds {', '.join(map(str, seeds))}, {job.recipe.end} {job.recipe.unit}s"
-            )
+            length = f"{job.recipe.end} {job.recipe.unit}s"
+            say(f"{job.dataset}, {job.mechanism}: seeds {', '.join(map(str, seeds))}, {length}")
     if dry_run or not only_report:
         say(f"{len(wanted) - len(left)} of {len(wanted)} runs are recorded, {len(left)} to go")
     if dry_run:
