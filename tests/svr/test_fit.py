@@ -285,6 +285,15 @@ def test_what_is_no_number_is_said_with_its_place() -> None:
     fit("softmax", keys, wrong, C=1.0, epsilon=0.1, key_padding_mask=hidden)
 
 
+def test_a_mask_of_another_shape_is_an_error() -> None:
+    keys, targets = problem(7, 6, 3)
+    for mask in (torch.zeros(1, 5, dtype=torch.bool), torch.zeros(1, 6)):
+        with pytest.raises(
+            ValueError, match=r"key_padding_mask must be boolean \[..., N\] = \[1, 6\], without the heads"
+        ):
+            fit("softmax", keys[None], targets[None], C=1.0, epsilon=0.1, key_padding_mask=mask)
+
+
 def test_what_is_no_regression_is_an_error() -> None:
     keys, targets = problem(7, 6, 3)
     with pytest.raises(ValueError, match="C must be positive, got -1"):
