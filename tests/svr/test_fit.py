@@ -288,9 +288,7 @@ def test_what_is_no_number_is_said_with_its_place() -> None:
 def test_a_mask_of_another_shape_is_an_error() -> None:
     keys, targets = problem(7, 6, 3)
     for mask in (torch.zeros(1, 5, dtype=torch.bool), torch.zeros(1, 6)):
-        with pytest.raises(
-            ValueError, match=r"key_padding_mask must be boolean \[..., N\] = \[1, 6\], without the heads"
-        ):
+        with pytest.raises(ValueError, match=r"mask must be boolean \[..., N\] = \[1, 6\] \(no heads\), got torch"):
             fit("softmax", keys[None], targets[None], C=1.0, epsilon=0.1, key_padding_mask=mask)
 
 
