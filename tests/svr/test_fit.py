@@ -233,7 +233,7 @@ def test_a_solver_cut_short_says_so() -> None:
         from primaldual.svr import solver
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(solver, "POLISH", 0)
+            patch.setattr(solver, "ACTIVE_SET_STEPS", 0)
             cut = fit("softmax", keys, targets, C=1e5, epsilon=0.01, max_iter=1)
     assert not cut.certificate.ok(1e-6)
 

@@ -89,7 +89,8 @@ def explain(
         str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")
     ] = None,
     pattern: Annotated[
-        str | None, typer.Option(help="`sparse`: `strided`, `fixed` or `window`, with a size as in `window:16`.")
+        str | None,
+        typer.Option(help="`sparse`: `strided`, `fixed` or `window`, with a size as in `window:16` or `strided:sqrt`."),
     ] = None,
 ) -> None:
     """Derive a mechanism: its primal problem, the stationarity conditions, the attention that follows, its cost."""
