@@ -296,6 +296,8 @@ def test_what_is_no_regression_is_an_error() -> None:
     keys, targets = problem(7, 6, 3)
     with pytest.raises(ValueError, match="C must be positive, got -1"):
         fit("softmax", keys, targets, C=-1.0, epsilon=0.1)
+    with pytest.raises(ValueError, match=r"C must be a number, or have the leading dimensions \[1\]; got \[3\]"):
+        fit("softmax", keys, targets, C=torch.ones(3), epsilon=0.1)
     with pytest.raises(ValueError, match=r"epsilon must be a finite number of at least 0, got -0.1"):
         fit("softmax", keys, targets, C=1.0, epsilon=-0.1)
     with pytest.raises(ValueError, match=r"same leading dimensions, got \(1, 6, 3\) and \(1, 5, 2\)"):

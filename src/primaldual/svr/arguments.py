@@ -44,12 +44,12 @@ def check_numbers(name: str, x: Tensor, hidden: Tensor | None) -> None:
     wrong = ~x.isfinite()
     if hidden is not None:
         wrong = wrong & ~(hidden.unsqueeze(-2) if x.dim() > 2 else hidden).unsqueeze(-1)
-    if bool(wrong.any()):
-        places = wrong.nonzero().tolist()
+    if count := int(wrong.sum()):
+        place = wrong.nonzero()[0].tolist()
+        more = f" and {count - 1} more such numbers" if count > 1 else ""
         raise ValueError(
-            f"{name} must be finite, got {float(x[tuple(places[0])].detach())} at {places[0]}"
-            + (f" and {len(places) - 1} more such numbers" if len(places) > 1 else "")
-            + "; hide tokens that are not there with key_padding_mask"
+            f"{name} must be finite, got {float(x[tuple(place)].detach())} at {place}{more}; hide tokens that are not "
+            f"there with key_padding_mask"
         )
 
 
@@ -62,4 +62,5 @@ def four_d(x: Tensor, leading: tuple[int, ...], name: str) -> Tensor:
 
 
 def double(parameters: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """What is learned, in float64."""
     return {name: x.double() for name, x in (parameters or {}).items()}

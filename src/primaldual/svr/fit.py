@@ -137,6 +137,8 @@ def fit(
     c = torch.as_tensor(C, dtype=torch.float64, device=keys.device)
     if not bool((c > 0).all()):
         raise ValueError(f"C must be positive, got {C!r}")
+    if c.dim() > len(leading) or any(n not in (1, m) for n, m in zip(c.shape[::-1], leading[::-1], strict=False)):
+        raise ValueError(f"C must be a number, or have the leading dimensions {list(leading)}; got {list(c.shape)}")
     primal = as_primal(primal)
     made = designed(primal, keys, "targets", targets, key_padding_mask, query, is_causal, parameters)
     batch, heads, points, _ = made.keys.shape
