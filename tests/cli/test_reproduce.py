@@ -105,7 +105,7 @@ def test_a_stopped_run_says_how_to_go_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("table-eua",), "did you mean table-uea?"),
+        (("table-eua",), "did you mean 'table-uea'?"),
         (("table-uea", "--only", "Libras"), "table-uea has no set 'Libras'"),
         (("table-uea", "--engine", "ray"), "--engine must be one of local; got 'ray'"),
         (("table-uea", "--dtype", "float8"), "float8"),

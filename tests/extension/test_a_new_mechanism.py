@@ -80,6 +80,16 @@ def test_it_is_what_was_meant():
 
 
 @each
+def test_no_later_token_moves_a_causal_output_and_no_padding_any(primal):
+    q, k, v = tensors()
+    cut = [x[:, :, :8] for x in (q, k, v)]
+    causal = attention(q, k, v, primal, is_causal=True)[:, :, :8]
+    torch.testing.assert_close(causal, attention(*cut, primal, is_causal=True), rtol=0, atol=1e-10)
+    padded = attention(q, k, v, primal, key_padding_mask=(torch.arange(13) >= 8).expand(2, -1))[:, :, :8]
+    torch.testing.assert_close(padded, attention(*cut, primal), rtol=0, atol=1e-10)
+
+
+@each
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
 def test_it_runs_in_a_layer(primal, masks):
     torch.manual_seed(0)

@@ -56,6 +56,11 @@ def test_the_default_size_is_the_same_at_every_length_and_that_of_the_length_is_
     assert f"give a number, such as {pattern.__name__}(32)" in pattern(None).causal_refusal()
 
 
+@pytest.mark.parametrize(("kind", "size"), [("Strided", "stride"), ("Fixed", "block"), ("Window", "radius")])
+def test_a_record_of_a_pattern_of_the_length_is_still_that(kind, size):
+    assert Pattern.from_dict({"kind": kind, size: None}).causal_refusal() is not None
+
+
 @given(pattern=patterns, queries=st.integers(1, 40), length=st.integers(1, 40))
 def test_every_query_with_a_key_of_its_own_place_sees_it(pattern, queries, length):
     seen = allowed(pattern, queries, length)

@@ -11,6 +11,7 @@ from primaldual.primal import Fixed, RandomFeatures, Taylor, Unit
 from primaldual.regression import KernelError
 from primaldual.regression.certification import Certification, Check, worst
 from primaldual.regression.certify import certify
+from primaldual.regression.drawn import draw
 from primaldual.svr.fit import Fit
 
 module = importlib.import_module("primaldual.regression.certify")
@@ -147,7 +148,7 @@ def test_not_a_number_fails_and_is_the_worst():
 @pytest.mark.parametrize("how", ["mean", "max", "conv", "kmeans"])
 def test_values_per_token_pool_to_the_values_of_the_points(how):
     primal = mechanism("sh", how=how)
-    drawn = module._draw(primal, 13, 4, 4, 2, 0)
+    drawn = draw(primal, 13, 4, 4, 2, 0)
     points = torch.randn(1, 4, 13, 2, dtype=torch.float64)
     spread = module._per_token(drawn, points)
     seen = torch.ones(1, 1, 1, 13, dtype=torch.bool)

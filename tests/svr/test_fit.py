@@ -236,7 +236,7 @@ def test_a_solver_cut_short_says_so() -> None:
         from primaldual.svr import solver
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(solver, "POLISH", 0)
+            patch.setattr(solver, "ACTIVE_SET_STEPS", 0)
             cut = fit("softmax", keys, targets, C=1e5, epsilon=0.01, max_iter=1)
     assert not cut.certificate.ok(1e-6)
 
@@ -288,10 +288,19 @@ def test_what_is_no_number_is_said_with_its_place() -> None:
     fit("softmax", keys, wrong, C=1.0, epsilon=0.1, key_padding_mask=hidden)
 
 
+def test_a_mask_of_another_shape_is_an_error() -> None:
+    keys, targets = problem(7, 6, 3)
+    for mask in (torch.zeros(1, 5, dtype=torch.bool), torch.zeros(1, 6)):
+        with pytest.raises(ValueError, match=r"mask must be boolean \[..., N\] = \[1, 6\] \(no heads\), got torch"):
+            fit("softmax", keys[None], targets[None], C=1.0, epsilon=0.1, key_padding_mask=mask)
+
+
 def test_what_is_no_regression_is_an_error() -> None:
     keys, targets = problem(7, 6, 3)
     with pytest.raises(ValueError, match="C must be positive, got -1"):
         fit("softmax", keys, targets, C=-1.0, epsilon=0.1)
+    with pytest.raises(ValueError, match=r"C must be a number, or have the leading dimensions \[1\]; got \[3\]"):
+        fit("softmax", keys, targets, C=torch.ones(3), epsilon=0.1)
     with pytest.raises(ValueError, match=r"epsilon must be a finite number of at least 0, got -0.1"):
         fit("softmax", keys, targets, C=1.0, epsilon=-0.1)
     with pytest.raises(ValueError, match=r"same leading dimensions, got \(1, 6, 3\) and \(1, 5, 2\)"):

@@ -147,7 +147,7 @@ def test_what_cannot_be_solved_says_so(monkeypatch):
         support_vectors(kernel * torch.nan, targets, C, EPSILON, seen)
     with pytest.raises(KernelError, match="lower C"):
         ridge(-kernel, targets, 1e3)
-    monkeypatch.setattr(implicit, "SETTLE", 0)
+    monkeypatch.setattr(implicit, "ACTIVE_SET_STEPS", 0)
     monkeypatch.setattr(implicit, "solve", lambda p, tol, steps: solve(p._replace(epsilon=3 * p.epsilon), tol, steps))
     with pytest.warns(NotConvergedWarning, match="not quite solved"):
         support_vectors(kernel, targets, C, EPSILON, seen)

@@ -139,9 +139,10 @@ def _worst_of(checks: list[Check]) -> str:
     """One cell for several checks: one that failed, else the largest value."""
     if not checks:
         return "–"
-    rank = {"FAILED": 2, "ok": 1, "info": 1, "skipped": 0}
-    worst = max(checks, key=lambda check: (rank[check.status], check.value or 0.0))
-    return f"[red]{_value(worst)}[/]" if worst.status == "FAILED" else _value(worst)
+    from ..regression.certification import worst
+
+    one = worst(checks)
+    return f"[red]{_value(one)}[/]" if one.status == "FAILED" else _value(one)
 
 
 def _value(check: Check) -> str:

@@ -20,7 +20,7 @@ Causal = Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look ba
 Grid = Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")]
 PatternName = Annotated[
     str | None,
-    typer.Option("--pattern", help="`sparse`: `strided`, `fixed` or `window`, or sized as in `window:16`."),
+    typer.Option("--pattern", help="`sparse`: `strided`, `fixed` or `window`; sized: `window:16`, `strided:sqrt`."),
 ]
 
 _PATTERNS = {"strided": Strided, "fixed": Fixed, "window": Window}

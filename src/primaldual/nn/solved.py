@@ -13,8 +13,8 @@ from torch.nn.functional import dropout, pad
 from ..ops import masks
 from ..ops.layer import LayerProblem
 from ..primal import AllKeys, Pooled, Primal, Sparse
+from ..svr.arguments import double
 from ..svr.design import Design, PerQueryError, design
-from ..svr.fit import double
 from ..svr.implicit import ridge, support_vectors, values_of
 from .multihead import MultiheadAttention
 from .projection import ConvProjection

@@ -39,7 +39,9 @@ def masked_moments(map_: PointMap, keys: Tensor, seen: Tensor) -> Moments:
     mean = votes @ wide
     if map_.needs == "mean":
         return Moments(mean, None)
-    centre = wide.detach().mean(2, keepdim=True)  # any shift is exact; a near one keeps the difference accurate
+    # any shift is exact; a near one keeps the difference accurate, so keys that no row shows have no part in it
+    shown = seen.any(2).unsqueeze(-1)
+    centre = wide.detach().where(shown, 0.0).sum(2, keepdim=True) / shown.sum(2, keepdim=True).clamp(min=1)
     variance = votes @ (wide - centre).square() - (mean - centre).square()
     return Moments(mean, variance.clamp(min=0))
 

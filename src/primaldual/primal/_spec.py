@@ -98,7 +98,7 @@ def _decode(value: Any) -> Any:
     return value
 
 
-def wrap(x: str) -> str:
+def operand(x: str) -> str:
     """An expression as an operand: in brackets when it is a sum."""
     return f"({x})" if any(sign in x for sign in "−+-") else x
 

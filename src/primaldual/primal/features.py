@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._spec import Spec, check_count, wrap
+from ._spec import Spec, check_count, operand
 
 Parameters = Mapping[str, Tensor]
 
@@ -92,7 +92,7 @@ class Exponential(FeatureMap):
         return self.log_kernel(x, y).exp()
 
     def text(self, x: str = "x") -> str:
-        return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of z = {wrap(x)}/D^(1/4)"
+        return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of z = {operand(x)}/D^(1/4)"
 
     def latex(self, x: str = "x") -> str:
         return _MONOMIAL + rf"_{{n\in\mathbb{{N}}^D}},\quad z={x}/\sqrt[4]{{D}}"
@@ -133,7 +133,7 @@ class Taylor(FeatureMap):
         return torch.cat(parts, dim=-1)
 
     def text(self, x: str = "x") -> str:
-        return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of degree ≤ {self.degree} of z = {wrap(x)}/D^(1/4)"
+        return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of degree ≤ {self.degree} of z = {operand(x)}/D^(1/4)"
 
     def latex(self, x: str = "x") -> str:
         return _MONOMIAL + rf"_{{n_1+\cdots+n_D\le {self.degree}}},\quad z={x}/\sqrt[4]{{D}}"
@@ -203,7 +203,7 @@ class RandomFeatures(FeatureMap):
         return self.map(x, {})
 
     def text(self, x: str = "x") -> str:
-        return f"exp(Ωz − |z|²/2)/√m of z = {wrap(x)}/D^(1/4), Ω random and orthogonal, m = {self.count}"
+        return f"exp(Ωz − |z|²/2)/√m of z = {operand(x)}/D^(1/4), Ω random and orthogonal, m = {self.count}"
 
     def latex(self, x: str = "x") -> str:
         return rf"\exp(\Omega z-\tfrac12\|z\|^2)/\sqrt{{{self.count}}},\quad z={x}/\sqrt[4]{{D}}"

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ._spec import Spec, wrap
+from ._spec import Spec, operand
 from .features import Parameters
 
 
@@ -86,13 +86,13 @@ class Recenter(PointMap):
 
     def affine(self, moments: Moments, parameters: Parameters) -> tuple[Tensor, Tensor | None]:
         assert moments.mean is not None
-        return _weighted(moments.mean, self.beta, parameters if self.learnable else {}), None
+        return _beta_times(moments.mean, self.beta, parameters if self.learnable else {}), None
 
     def text(self, x: str = "x") -> str:
-        return f"{wrap(x)} − {_times(self, 'β')}μ"
+        return f"{operand(x)} − {_beta_text(self, 'β')}μ"
 
     def latex(self, x: str = "x") -> str:
-        return f"{wrap(x)}-" + _times(self, r"\beta") + r"\mu"
+        return f"{operand(x)}-" + _beta_text(self, r"\beta") + r"\mu"
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ class BatchNorm(PointMap):
 
     def affine(self, moments: Moments, parameters: Parameters) -> tuple[Tensor, Tensor | None]:
         assert moments.mean is not None and moments.variance is not None
-        shift = _weighted(moments.mean, self.beta, parameters if self.learnable else {})
+        shift = _beta_times(moments.mean, self.beta, parameters if self.learnable else {})
         return shift, (moments.variance + self.eps).rsqrt()
 
     def text(self, x: str = "x") -> str:
-        return f"({wrap(x)} − {_times(self, 'β')}μ) ⊙ (σ² + {self.eps:g})^(−1/2)"
+        return f"({operand(x)} − {_beta_text(self, 'β')}μ) ⊙ (σ² + {self.eps:g})^(−1/2)"
 
     def latex(self, x: str = "x") -> str:
-        return f"({wrap(x)}-" + _times(self, r"\beta") + r"\mu)\odot(\sigma^2+\epsilon)^{-1/2}"
+        return f"({operand(x)}-" + _beta_text(self, r"\beta") + r"\mu)\odot(\sigma^2+\epsilon)^{-1/2}"
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class RmsNorm(PointMap):
         return (wide * parameters["gain"] if "gain" in parameters else wide).to(x.dtype)
 
     def text(self, x: str = "x") -> str:
-        return f"{wrap(x)} / √(mean({wrap(x)}²) + {self.eps:g}) ⊙ γ"
+        return f"{operand(x)} / √(mean({operand(x)}²) + {self.eps:g}) ⊙ γ"
 
     def latex(self, x: str = "x") -> str:
-        return wrap(x) + rf"\,\big(\tfrac1D\|{x}\|^2+\epsilon\big)^{{-1/2}}\odot\gamma"
+        return operand(x) + rf"\,\big(\tfrac1D\|{x}\|^2+\epsilon\big)^{{-1/2}}\odot\gamma"
 
 
 def _check_finite(owner: str, name: str, value: object, least: float = -math.inf) -> None:
@@ -154,14 +154,14 @@ def _check_finite(owner: str, name: str, value: object, least: float = -math.inf
         raise ValueError(f"{owner}: {name} must be a finite number{bound}, got {value!r}")
 
 
-def _weighted(mean: Tensor, beta: float, parameters: Parameters) -> Tensor:
+def _beta_times(mean: Tensor, beta: float, parameters: Parameters) -> Tensor:
     """βμ with β a number or one learned number per head; heads are dimension 1."""
     if "beta" in parameters:
         return mean * parameters["beta"].to(mean.dtype).reshape(-1, *(1,) * (mean.dim() - 2))
     return mean if beta == 1 else mean * beta
 
 
-def _times(spec: Recenter | BatchNorm, symbol: str) -> str:
+def _beta_text(spec: Recenter | BatchNorm, symbol: str) -> str:
     if spec.learnable:
         return symbol
     return "" if spec.beta == 1 else f"{spec.beta:g}"

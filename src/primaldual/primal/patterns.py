@@ -108,10 +108,10 @@ class Strided(Pattern):
         return ((i - j).abs() < stride) | ((i - j) % stride == 0)
 
     def text(self, x: str = "x") -> str:
-        return f"|i − j| < l or (i − j) mod l = 0, l = {_said(self.stride)}"
+        return f"|i − j| < l or (i − j) mod l = 0, l = {_size_text(self.stride)}"
 
     def latex(self, x: str = "x") -> str:
-        return rf"|i-j|<l \lor (i-j)\bmod l=0,\; l={_said(self.stride, _ROOT)}"
+        return rf"|i-j|<l \lor (i-j)\bmod l=0,\; l={_size_text(self.stride, _ROOT)}"
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,12 @@ class Fixed(Pattern):
         return (i // block == j // block) | (j % block >= block - self.summary)
 
     def text(self, x: str = "x") -> str:
-        return f"same block of l, or j mod l ≥ l − {self.summary}, l = {_said(self.block)}"
+        return f"same block of l, or j mod l ≥ l − {self.summary}, l = {_size_text(self.block)}"
 
     def latex(self, x: str = "x") -> str:
         return (
             rf"\lfloor i/l\rfloor=\lfloor j/l\rfloor \lor j\bmod l\ge l-{self.summary},\; "
-            rf"l={_said(self.block, _ROOT)}"
+            rf"l={_size_text(self.block, _ROOT)}"
         )
 
 
@@ -170,10 +170,10 @@ class Window(Pattern):
         return (i - j).abs() <= _size(self.radius, length)
 
     def text(self, x: str = "x") -> str:
-        return f"|i − j| ≤ {_said(self.radius)}"
+        return f"|i − j| ≤ {_size_text(self.radius)}"
 
     def latex(self, x: str = "x") -> str:
-        return rf"|i-j|\le {_said(self.radius, _ROOT)}"
+        return rf"|i-j|\le {_size_text(self.radius, _ROOT)}"
 
 
 def near_root(length: int) -> int:
@@ -185,7 +185,7 @@ def _size(given: int | None, length: int) -> int:
     return near_root(length) if given is None else given
 
 
-def _said(size: int | None, root: str = "round(√N)") -> str:
+def _size_text(size: int | None, root: str = "round(√N)") -> str:
     return root if size is None else str(size)
 
 

@@ -1,4 +1,4 @@
-"""Draw a problem for a mechanism, solve it, and measure every claim: optimal, one function by three routes, recovered.
+"""Measure every claim on a problem of a mechanism: it is solved, one function by three routes, and recovered.
 
 The solution by W on features, by α on kernels and by `attention` on values must be one function; and a head with any
 values must come back from the regression that `recover` names.
@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +17,12 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale
 from ..dual.form import pooling_of
 from ..ops import attention
-from ..primal import DepthwiseConv2d, Primal, TrainingSet, as_primal
+from ..primal import Primal, as_primal
 from ..svr.design import design, in_common, unpool
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
 from .certification import Certification, Check, worst
+from .drawn import Drawn, draw, fitting_length, length_that_hides
 from .recover import recover
-
-LENGTH = 24
-"""Keys of a problem, where nothing else is said."""
 
 GAP = 1e-8
 """Relative duality gap: well over float64 rounding of the objectives, well under any tolerance of the outputs."""
@@ -47,17 +44,6 @@ PRICE = 3.0
 
 SHIFTS = 6
 """Points at which the function of one query of a sparse head is compared."""
-
-
-class Drawn(NamedTuple):
-    """A problem: keys, queries [1, H, N, D], targets and values [1, H, N, Dv], and what the mechanism learns."""
-
-    primal: Primal
-    keys: Tensor
-    queries: Tensor
-    targets: Tensor
-    values: Tensor
-    parameters: dict[str, Tensor]
 
 
 def certify(
@@ -87,20 +73,20 @@ def certify(
     """
     given = as_primal(mechanism)
     if length is None:
-        length = _length_that_hides(given.training_set)
+        length = length_that_hides(given.training_set)
     for name, count in (("length", length), ("head_dim", head_dim), ("heads", heads or 1), ("values", values)):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
     primal = replace(given, bias=False, residual=False)  # the layer's, outside the head's regression
     pooled = pooling_of(primal.training_set)
     heads = heads or (len(pooled.scales) if pooled and pooled.scales else 4)
-    tokens = _fitting_length(primal, length)
+    tokens = fitting_length(primal, length)
     notes = [f"length {tokens}, not {length}; the patches must fill the grid"] if tokens != length else []
     sparse = primal.training_set.visible(1, 1, tokens, torch.device("cpu")) is not None
     queries = tuple(sorted({0, tokens // 2, tokens - 1})) if sparse else ()
     if queries:
         notes.append(f"one regression per query; the worst over queries {', '.join(map(str, queries))}")
-    drawn = _draw(primal, tokens, head_dim, heads, values, seed)
+    drawn = draw(primal, tokens, head_dim, heads, values, seed)
     alpha = {"zero": 0, "free": 0, "bound": 0}
     found: dict[str, list[Check]] = {}
     try:
@@ -116,39 +102,6 @@ def certify(
         mechanism if isinstance(mechanism, str) else repr(given), tokens, heads, head_dim, values, seed, epsilon, bias,
         queries, alpha, tuple(map(worst, found.values())), tuple(notes),
     )  # fmt: skip
-
-
-def _length_that_hides(training_set: TrainingSet) -> int:
-    """A length at which some query is not fitted to every key, where the training set is a subset per query."""
-    for length in (LENGTH, 2 * LENGTH, 4 * LENGTH, 8 * LENGTH):
-        subset = training_set.visible(1, length, length, torch.device("cpu"))
-        if subset is None or not bool(subset.all()):
-            return length
-    return LENGTH
-
-
-def _fitting_length(primal: Primal, length: int) -> int:
-    """The nearest length that a convolution or a pooling over a grid takes."""
-    for spec in (*primal.token_maps, pooling_of(primal.training_set)):
-        grid = getattr(spec, "grid", None)
-        if grid is not None:
-            return int(grid[0] * grid[1] + getattr(spec, "prefix", 0))
-        if isinstance(spec, DepthwiseConv2d):
-            return max(1, round(math.sqrt(max(1, length - spec.prefix)))) ** 2 + spec.prefix
-    return length
-
-
-def _draw(primal: Primal, length: int, head_dim: int, heads: int, outputs: int, seed: int) -> Drawn:
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    keys, queries = normal(1, heads, length, head_dim), normal(1, heads, length, head_dim)
-    targets, values = normal(1, heads, length, outputs), normal(1, heads, length, outputs)
-    # away from the start, where convolutions are the identity
-    learned = {name: x.double() + 0.3 * normal(*x.shape) for name, x in primal.learned(heads, head_dim).items()}
-    return Drawn(primal, keys, queries, targets, values, learned)
 
 
 def _solve(drawn: Drawn, epsilon: float, bias: bool, query: int | None) -> Fit:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..svr.arguments import double
 from ..svr.design import design
-from ..svr.fit import KernelError, NotConvergedWarning, double, fit
+from ..svr.fit import KernelError, NotConvergedWarning, fit
 from .capture import Call, capture
 from .diagnosis import Diagnosis, HeadRow, Numbers
 from .recover import recover

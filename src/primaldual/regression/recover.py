@@ -11,9 +11,9 @@ from torch import Tensor
 from ..dual import form_of
 from ..dual.form import pooling_of
 from ..primal import Primal, as_primal
+from ..svr.arguments import designed
 from ..svr.certificate import spectrum
-from ..svr.design import design
-from ..svr.fit import check_definite, check_numbers, double, four_d
+from ..svr.fit import check_definite
 
 
 class Recovered(NamedTuple):
@@ -67,14 +67,7 @@ def recover(
     if pooled is not None and pooled.how == "conv":
         raise ValueError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
     leading = tuple(keys.shape[:-2])
-    hidden = None if key_padding_mask is None else key_padding_mask.expand(*leading[:-1], -1)
-    check_numbers("keys", keys, hidden)
-    check_numbers("values", values, hidden)
-    made = design(
-        primal, four_d(keys, leading, "keys").double(), four_d(values, leading, "values").double(),
-        None if hidden is None else hidden.reshape(-1, keys.shape[-2]),
-        query, is_causal, double(parameters),
-    )  # fmt: skip
+    made = designed(primal, keys, "values", values, key_padding_mask, query, is_causal, parameters)
     # α in scaled units, where it is of order 1: α = scaled · exp(−log_scale)
     log_alpha = made.targets.abs().log() + made.log_h.unsqueeze(-1) + made.log_scale[..., None, None]
     sign = made.targets.sign() * made.sign_h.unsqueeze(-1)

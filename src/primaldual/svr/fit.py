@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..primal import Primal, as_primal
+from .arguments import designed, four_d
 from .certificate import Certificate, certify
-from .design import Design, design
+from .design import Design
 from .regressions import Regressions, unit_of
 from .solver import ROUGH, solve
 
@@ -130,24 +131,16 @@ def fit(
     >>> solved.certificate.ok(1e-6), solved.predict(torch.randn(2, 4, 5, 8)).shape
     (True, torch.Size([2, 4, 5, 3]))
     """
-    primal = as_primal(primal)
     leading = tuple(keys.shape[:-2])
-    if keys.dim() < 2 or targets.dim() != keys.dim() or targets.shape[:-1] != keys.shape[:-1]:
-        raise ValueError(
-            f"keys must be [..., N, D] and targets [..., N, Dv] with the same leading dimensions, got "
-            f"{tuple(keys.shape)} and {tuple(targets.shape)}"
-        )
     if not (isinstance(epsilon, int | float) and math.isfinite(epsilon) and epsilon >= 0):
         raise ValueError(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
     c = torch.as_tensor(C, dtype=torch.float64, device=keys.device)
     if not bool((c > 0).all()):
         raise ValueError(f"C must be positive, got {C!r}")
-    hidden = None if key_padding_mask is None else key_padding_mask.expand(*leading[:-1], -1)
-    check_numbers("keys", keys, hidden)
-    check_numbers("targets", targets, hidden)
-    mask = None if hidden is None else hidden.reshape(-1, keys.shape[-2])
-    keys, targets = (four_d(x, leading, n).double() for n, x in (("keys", keys), ("targets", targets)))
-    made = design(primal, keys, targets, mask, query, is_causal, double(parameters))
+    if c.dim() > len(leading) or any(n not in (1, m) for n, m in zip(c.shape[::-1], leading[::-1], strict=False)):
+        raise ValueError(f"C must be a number, or have the leading dimensions {list(leading)}; got {list(c.shape)}")
+    primal = as_primal(primal)
+    made = designed(primal, keys, "targets", targets, key_padding_mask, query, is_causal, parameters)
     batch, heads, points, _ = made.keys.shape
     problems = batch * heads
     if not bool(made.kernel.isfinite().all()):
@@ -211,31 +204,3 @@ def check_definite(kernel: Tensor) -> None:
             f"the kernel matrix is not positive semi-definite (smallest eigenvalue {lowest:.1e} at unit diagonal): "
             f"it is no Φ(x)·Φ(y)"
         )
-
-
-def check_numbers(name: str, x: Tensor, hidden: Tensor | None) -> None:
-    """Raise unless `x` [..., N, C] is floating point and finite, but for what a mask [..., N] hides."""
-    if not x.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {x.dtype}")
-    wrong = ~x.isfinite()
-    if hidden is not None and hidden.dtype == torch.bool:
-        wrong = wrong & ~(hidden.unsqueeze(-2) if x.dim() > 2 else hidden).unsqueeze(-1)
-    if bool(wrong.any()):
-        places = wrong.nonzero().tolist()
-        raise ValueError(
-            f"{name} must be finite, got {float(x[tuple(places[0])].detach())} at {places[0]}"
-            + (f" and {len(places) - 1} more such numbers" if len(places) > 1 else "")
-            + "; hide tokens that are not there with key_padding_mask"
-        )
-
-
-def four_d(x: Tensor, leading: tuple[int, ...], name: str) -> Tensor:
-    """[..., N, D] as [batch, heads, N, D]."""
-    if tuple(x.shape[:-2]) != leading:
-        raise ValueError(f"{name} must have the leading dimensions {list(leading)}, got shape {list(x.shape)}")
-    heads = leading[-1] if leading else 1
-    return x.reshape(-1, heads, *x.shape[-2:])
-
-
-def double(parameters: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    return {name: x.double() for name, x in (parameters or {}).items()}

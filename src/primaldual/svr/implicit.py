@@ -23,7 +23,7 @@ from .fit import KernelError, NotConvergedWarning
 from .regressions import Regressions, relative_gap, unit_of
 from .solver import solve
 
-SETTLE = 10
+ACTIVE_SET_STEPS = 10
 """Times that the sets are looked at again, at most; a solution of the solver's precision mostly needs one."""
 
 REFINE = 2
@@ -37,7 +37,7 @@ LIFTS = 4
 """Times that the ridge of a system without a Cholesky factor is raised, at most."""
 
 
-class Sets(NamedTuple):
+class ActiveSet(NamedTuple):
     """Which points are free and which at the bound, and the side of the tube they are on (±1): [P, N, Dv]."""
 
     free: Tensor
@@ -87,31 +87,33 @@ def support_vectors(
             kernel * (-unit.log_kernel).exp(), targets / unit.target, c / unit.target * unit.log_kernel.exp(),
             epsilon / unit.target, seen, seen.to(one), bias=False,
         )  # fmt: skip
-        beta, sets = _settle(problem, solve(problem, tol, max_iter).beta, tol)
+        beta, sets = _solve_active_set(problem, solve(problem, tol, max_iter).beta, tol)
         beta = beta * unit.target * (-unit.log_kernel).exp()
     fixed = torch.where(sets.bound, sets.side * c, 0.0)
     right = (targets - epsilon * sets.side - kernel @ fixed).where(sets.free, 0.0)
     return _Reduced.apply(kernel, right, sets.free, beta.where(sets.free, 0.0)) + fixed
 
 
-def _settle(p: Regressions, beta: Tensor, tol: float) -> tuple[Tensor, Sets]:
+def _solve_active_set(p: Regressions, beta: Tensor, tol: float) -> tuple[Tensor, ActiveSet]:
     """Solve on the sets and look at the sets again until they stay; of those that never do, the best by gap."""
     at_bound = beta.abs() >= p.c * (1 - 1e-9)
-    best, best_sets = beta, Sets((beta != 0) & ~at_bound, at_bound, beta.sign())
+    best, best_sets = beta, ActiveSet((beta != 0) & ~at_bound, at_bound, beta.sign())
     no_bias = torch.zeros_like(beta[:, :1])
     best_gap = relative_gap(p, beta, no_bias)
-    sets = _look(p, beta)
-    for _ in range(SETTLE):
+    sets = _active_set(p, beta)
+    for _ in range(ACTIVE_SET_STEPS):
         fixed = torch.where(sets.bound, sets.side * p.c, 0.0)
         right = p.targets - p.epsilon * sets.side - p.kernel @ fixed
         beta = (_reduced(p.kernel, right, sets.free) + fixed).clamp(-p.c, p.c)
-        again = _look(p, beta)
+        again = _active_set(p, beta)
         same = (again.free == sets.free) & (again.bound == sets.bound)
         stays = (same & ((again.side == sets.side) | ~(sets.free | sets.bound))).all(1)
         gap = relative_gap(p, beta, no_bias)
         better = (gap < best_gap) | (stays & (gap <= best_gap.clamp(min=tol)))
         best, best_gap = torch.where(better[:, None], beta, best), torch.where(better, gap, best_gap)
-        best_sets = Sets(*(torch.where(better[:, None], new, old) for new, old in zip(sets, best_sets, strict=True)))
+        best_sets = ActiveSet(
+            *(torch.where(better[:, None], new, old) for new, old in zip(sets, best_sets, strict=True))
+        )
         if bool(stays.all()):
             break
         sets = again
@@ -125,13 +127,13 @@ def _settle(p: Regressions, beta: Tensor, tol: float) -> tuple[Tensor, Sets]:
     return best, best_sets
 
 
-def _look(p: Regressions, beta: Tensor) -> Sets:
+def _active_set(p: Regressions, beta: Tensor) -> ActiveSet:
     """The sets that the optimality conditions give: at the solution, those that β came from."""
     step = 1 / _size(p.kernel).square()  # any step has the same solution; this one has the units of β
     trial = beta + step * (p.targets - p.kernel @ beta)
     zero = (trial.abs() <= step * p.epsilon) | ~p.seen
     bound = (trial.abs() - step * p.epsilon >= p.c) & ~zero
-    return Sets(~(zero | bound), bound, trial.sign())
+    return ActiveSet(~(zero | bound), bound, trial.sign())
 
 
 class _Reduced(torch.autograd.Function):

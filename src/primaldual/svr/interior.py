@@ -6,8 +6,8 @@ may leave the box or change signs, and moves the function away from the keys. Th
     α_j λ_j = (C − α_j) ν_j = μ,   f_j − y_j + ε = λ_j − ν_j,   and the same for α̃ with y_j − f_j
 
 stays inside. Each Newton step (Mehrotra's predictor and corrector) takes μ, the duality gap over 4N, down by a factor.
-A proximal term ½ PULL |β − centre|² keeps β short: where K says nothing, the path would run to the middle of the box,
-and large β that cancel bring rounding into f. The centre is zero until the term shows, then β itself, so that it
+A proximal term ½ PROXIMAL |β − centre|² keeps β short: where K says nothing, the path would run to the middle of the
+box, and large β that cancel bring rounding into f. The centre is zero until the term shows, then β itself, so that it
 leaves the solution alone.
 """
 
@@ -24,16 +24,16 @@ from .spd import Factored
 STEPS = 40
 """Newton steps at most; about 20 come to rounding."""
 
-PULL = 1e-13
+PROXIMAL = 1e-13
 """The weight of the proximal term, for kernels with K_jj = 1: over rounding, under every eigenvalue that matters."""
 
-BACK = 0.995
+TO_BOUNDARY = 0.995
 """The share of the way to the boundary that a step goes."""
 
-SHOWS = 1e-2
+PROXIMAL_SHOWS = 1e-2
 """The term shows once μ is this small a part of it: by then what only the barrier wanted of β is gone."""
 
-WIDE = 1e8
+START_WIDTH = 1e8
 """The path starts in the middle of the box, or this many times the size of y away."""
 
 NO_BOUND = 1e100
@@ -79,7 +79,7 @@ def interior(p: Regressions, tol: float, max_iter: int) -> tuple[Tensor, Tensor,
     for _ in range(min(max_iter, STEPS)):
         steps += 1
         at = _step(p, at, centre)
-        shows = at.mu < SHOWS * PULL * at.beta.square().mean(1, keepdim=True)
+        shows = at.mu < PROXIMAL_SHOWS * PROXIMAL * at.beta.square().mean(1, keepdim=True)
         centre = torch.where(shows, at.beta, centre)
         beta = _snap(p, at)
         short = shortfall(p, beta, at.bias)
@@ -96,7 +96,7 @@ def _start(p: Regressions) -> Path:
     """α = α̃ in the middle of the box, with products that are all the same."""
     scale = torch.maximum(p.targets.abs(), p.epsilon).amax(1, keepdim=True).clamp(min=1e-300)
     c = p.c.clamp(max=NO_BOUND).expand_as(p.targets)
-    alpha = torch.minimum(c / 2, WIDE * scale).expand(-1, -1, 2)
+    alpha = torch.minimum(c / 2, START_WIDTH * scale).expand(-1, -1, 2)
     room = c - alpha
     mu = scale * alpha.amax((1, 2), keepdim=True)
     return Path(alpha, room, mu / alpha, mu / room, torch.zeros_like(scale))
@@ -105,14 +105,14 @@ def _start(p: Regressions) -> Path:
 def _step(p: Regressions, at: Path, centre: Tensor) -> Path:
     """Aim at μ = 0; from how far that goes, choose the μ to aim at, and correct for the curvature met on the way."""
     stiff = at.low / at.alpha + at.high / at.room
-    factored = Factored(p.kernel + torch.diag_embed(stiff.prod(-1) / stiff.sum(-1) + PULL))
+    factored = Factored(p.kernel + torch.diag_embed(stiff.prod(-1) / stiff.sum(-1) + PROXIMAL))
     low, high = -at.alpha * at.low, -at.room * at.high
     predicted = _newton(p, at, centre, factored, stiff, low, high)
     reached = at.plus(predicted, at.to_boundary(predicted).clamp(max=1.0)).mu
     aim = at.mu * (reached / at.mu).clamp(0, 1) ** 3
     low, high = low + aim - predicted.alpha * predicted.low, high + aim - predicted.room * predicted.high
     step = _newton(p, at, centre, factored, stiff, low, high)
-    return at.plus(step, (BACK * at.to_boundary(step)).clamp(max=1.0))
+    return at.plus(step, (TO_BOUNDARY * at.to_boundary(step)).clamp(max=1.0))
 
 
 def _newton(
@@ -120,7 +120,7 @@ def _newton(
 ) -> Path:  # fmt: skip
     """The step that adds `low` to αλ and `high` to (C − α)ν and meets the other conditions, to first order."""
     sign = stiff.new_tensor([1.0, -1.0])
-    slope = p.kernel @ at.beta - p.targets + p.ones * at.bias + PULL * (at.beta - centre)
+    slope = p.kernel @ at.beta - p.targets + p.ones * at.bias + PROXIMAL * (at.beta - centre)
     push = sign * slope + p.epsilon - at.low + at.high - low / at.alpha + high / at.room
     other, total = stiff.flip(-1), stiff.sum(-1, keepdim=True)
     right = -(sign * other * push).sum(-1, keepdim=True) / total

@@ -19,16 +19,16 @@ from .interior import interior
 from .regressions import Regressions, off_centre, prox, relative_gap, shortfall
 from .spd import Factored
 
-CHECK = 10
+CHECK_EVERY = 10
 """ADMM steps between two looks at the duality gap."""
 
-START = 1.0
+LEAST_STEP = 1.0
 """The least first step length ρ, for kernels with K_jj = 1; it follows the residuals from there."""
 
-BOX = 2.0
+TIGHT_BOX_STEP = 2.0
 """The first step length where the box is tight, over |y|/C."""
 
-POLISH = 12
+ACTIVE_SET_STEPS = 12
 """Active-set steps at most."""
 
 ROUGH = 1e-6
@@ -36,7 +36,7 @@ ROUGH_STEPS = 200
 """A gap no smaller than this is reached in float32, or given up after so many steps; it is measured in float64. For a
 smaller one the active set has the last word: it meets the centring constraint and the bounds exactly."""
 
-NOTHING = 1e-16
+NEGLIGIBLE = 1e-16
 """What f moves by, over the size of the targets, where it is as good as nothing."""
 
 CHUNK_BYTES = 1 << 28
@@ -61,7 +61,7 @@ def solve(p: Regressions, tol: float, max_iter: int) -> Solution:
     """
     diagonal = p.kernel.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     size = torch.maximum(p.targets.abs().amax((1, 2), keepdim=True), p.epsilon)
-    least = (NOTHING * size / p.c).expand_as(diagonal)
+    least = (NEGLIGIBLE * size / p.c).expand_as(diagonal)
     d = torch.maximum(diagonal, least).sqrt().where(p.seen & (diagonal + least > 0), 1.0)
     scaled = Regressions(
         p.kernel / (d * d.transpose(-1, -2)), p.targets / d, p.c * d, p.epsilon / d, p.seen, p.ones / d, p.bias
@@ -70,14 +70,16 @@ def solve(p: Regressions, tol: float, max_iter: int) -> Solution:
     dtype = torch.float32 if single else torch.float64
     beta, bias, steps = _admm(scaled, max(tol, ROUGH), min(max_iter, ROUGH_STEPS), dtype)
     if tol < ROUGH or bool((shortfall(scaled, beta, bias) > tol).any()):
-        beta, bias = _polish(scaled, beta, bias, tol)
+        beta, bias = _active_set(scaled, beta, bias, tol)
     if steps < max_iter and bool((shortfall(scaled, beta, bias) > tol).any()):
-        beta, bias, more = _inside(scaled, beta, bias, tol, max_iter - steps)
+        beta, bias, more = _interior_point(scaled, beta, bias, tol, max_iter - steps)
         steps += more
     return Solution(beta / d, bias, steps)
 
 
-def _inside(p: Regressions, beta: Tensor, bias: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Tensor, int]:
+def _interior_point(
+    p: Regressions, beta: Tensor, bias: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor, int]:
     """The interior-point method for the outputs that are still short of `tol`, where it does better."""
     beta, bias = beta.clone(), bias.clone()
     short = (shortfall(p, beta, bias) > tol).nonzero()
@@ -104,7 +106,7 @@ def _admm(exact: Regressions, tol: float, max_iter: int, dtype: torch.dtype) -> 
     )  # fmt: skip
     # where the box is tight, β is of the size of C and not of y: the step length is their ratio
     size = (p.targets.abs().mean(-1, keepdim=True) / p.c).where(p.seen, 0.0).sum(1, keepdim=True)
-    rho = (BOX * size / p.seen.sum(1, keepdim=True).clamp(min=1)).clamp(START, 1e6)
+    rho = (TIGHT_BOX_STEP * size / p.seen.sum(1, keepdim=True).clamp(min=1)).clamp(LEAST_STEP, 1e6)
     inverse, inverse_ones = _invert(p, rho)
     z = torch.zeros_like(p.targets)
     u = torch.zeros_like(z)
@@ -120,7 +122,9 @@ def _admm(exact: Regressions, tol: float, max_iter: int, dtype: torch.dtype) -> 
         x = torch.lerp(z, x, 1.6)  # over-relaxation
         before, moved = z, x + u
         z = prox(moved, p.epsilon / rho, p.c).where(p.seen, 0.0)
-        if (step % CHECK == 0 and (step % (5 * CHECK) == 0 or _settled(before, z, tol))) or step == max_iter:
+        if (
+            step % CHECK_EVERY == 0 and (step % (5 * CHECK_EVERY) == 0 or _settled(before, z, tol))
+        ) or step == max_iter:
             now, bias = z.to(best.dtype).clamp(-exact.c, exact.c), b.to(best.dtype)
             gap = relative_gap(exact, now, bias).nan_to_num(torch.inf)
             if p.bias and (step == max_iter or bool((gap <= 4 * tol).all())):  # worth its price near the end
@@ -134,7 +138,7 @@ def _admm(exact: Regressions, tol: float, max_iter: int, dtype: torch.dtype) -> 
             if bool((best_short <= tol).all()):
                 break
         u = moved - z
-        if step % (2 * CHECK) == 0:
+        if step % (2 * CHECK_EVERY) == 0:
             # balance the residuals: the distance between the two copies, and how far one of them still moves
             primal = (x - z).square().sum((1, 2), keepdim=True).sqrt()
             dual = rho * (z - before).square().sum((1, 2), keepdim=True).sqrt()
@@ -174,7 +178,7 @@ def _centre(p: Regressions, x: Tensor, rho: Tensor) -> Tensor:
     return prox(x - (low + high) / 2 * p.ones, p.epsilon / rho, p.c).where(p.seen, 0.0)
 
 
-def _polish(p: Regressions, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+def _active_set(p: Regressions, beta: Tensor, bias: Tensor, tol: float) -> tuple[Tensor, Tensor]:
     """Guess which points are zero, free and at the bound; solve for the free ones; look again."""
     count, n, outputs = beta.shape
     per_turn = max(1, CHUNK_BYTES // (8 * (n + 1) ** 2 * count))
@@ -186,7 +190,7 @@ def _polish(p: Regressions, beta: Tensor, bias: Tensor, tol: float) -> tuple[Ten
         best_short = shortfall(one, best, best_bias)
         # from where ADMM came to; and from nothing, which is near where C is large and targets differ in scale
         for now, b in ((best, best_bias), (torch.zeros_like(best), torch.zeros_like(best_bias))):
-            for _ in range(POLISH):
+            for _ in range(ACTIVE_SET_STEPS):
                 now, b = _active_set_step(one, now, b)
                 short = shortfall(one, now, b)
                 better = short < best_short.clamp(min=tol)
