@@ -59,6 +59,9 @@ int cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
 int cuCtxSetCurrent(void* context) { return 0; }
 int cuDeviceGet(int* device, int n) { *device = n; return 0; }
 int cuDevicePrimaryCtxRetain(void** context, int device) { return 0; }
+static int capturing;
+void capture(int now) { capturing = now; }
+int cuStreamIsCapturing(void* stream, int* status) { *status = capturing; return 0; }
 int cuGetErrorString(int code, const char** said) { *said = "as the test said"; return 0; }
 int cuPointerGetAttribute(void* to, int what, unsigned long long pointer) { *(unsigned long long*)to = pointer; return 0; }
 int cuFuncSetAttribute(void* f, int what, int value) { return 0; }
@@ -429,6 +432,56 @@ def test_too_little_memory_to_learn_stays_in_python(interpreter: Any, monkeypatc
 
     monkeypatch.setattr(ragged_tokens, "tokens_gradients", full)
     assert ragged_tokens.attend_compiled(interpreter, *draw("sh", length=23)) is None
+
+
+def lengths(library: Any, *of: int) -> None:
+    """Calls of other kinds."""
+    for length in of:
+        assert ragged_tokens.attend_compiled(library, *draw("sh", length)) is not None
+
+
+@in_the_interpreter
+def test_a_number_of_kinds_of_calls_is_known_and_a_node_keeps_its_own(
+    interpreter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "MOST", 6)
+    arguments = draw("bn+sh", 26)
+    up = torch.randn(arguments[0].shape)
+    leaves = [x for x in arguments[:4] if x is not None]
+    expected = step(ragged_tokens._Tokens.apply, arguments, up)
+    out = ragged_tokens.attend_compiled(interpreter, *arguments)
+    mine, before = max(recipe._held), len(recipe._held)
+    lengths(interpreter, *range(41, 55))
+    assert len(recipe._held) <= 7 < before + 14
+    assert mine in recipe._held  # the node's
+    for found, other in zip([out, *torch.autograd.grad(out, leaves, up)], expected, strict=True):
+        assert torch.equal(found, other)
+    del out, found
+    lengths(interpreter, 55)
+    assert mine not in recipe._held
+    both(interpreter, arguments, up)  # learnt again
+
+
+@in_the_interpreter
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_what_a_graph_captures_is_known_for_good(
+    when: str, interpreter: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "MOST", 6)
+    capture = ctypes.CDLL(str(folder / "libcuda.so.1")).capture
+    arguments = draw("sh", 27 if when == "forward" else 28)
+    ragged_tokens.attend_compiled(interpreter, *arguments)  # the warm-up
+    mine = max(recipe._held)
+    capture(when == "forward")
+    out = ragged_tokens.attend_compiled(interpreter, *arguments)
+    capture(when == "backward")
+    out.sum().backward()
+    capture(0)
+    del out
+    lengths(interpreter, *range(61, 75))
+    assert mine in recipe._held
+    monkeypatch.setattr(recipe, "_learn", None)  # it is not asked again
+    assert ragged_tokens.attend_compiled(interpreter, *arguments) is not None
 
 
 @in_the_interpreter

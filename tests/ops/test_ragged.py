@@ -241,7 +241,7 @@ def swept(monkeypatch) -> Iterator[None]:
 
     def note(*key):
         found = work(*key)
-        parts.append(found.back.parts)
+        parts.append(found.back.kinds)
         return found
 
     with sweeping():

@@ -113,7 +113,9 @@ def _told_apart(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse:
 
 
 _plans: dict[tuple[object, ...], tuple[object, ...]] = {}
-"""What cuDNN's plan for queries, keys and values that lie in this way was first made with."""
+"""What cuDNN's plan for queries, keys and values that lie in this way was first made with.
+
+Kept for good, as torch's plans are: one that is forgotten here could be run there with strides that are not its own."""
 
 
 def like_output(grad: Tensor, out: Tensor) -> Tensor:

@@ -1,17 +1,20 @@
 // Attention in eager mode: an autograd node that launches compiled Triton kernels, and calls cuBLAS and cuDNN.
 //
 // A *recipe* says what a kind of call needs: what to allocate, and the steps of both passes, in which tensors are
-// places in buffers. Recipes are made in Python (`recipe`), once per kind of call.
+// places in buffers. Recipes are made in Python (`replay`), once per kind of call.
 
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
-#include <memory>
+#include <list>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -99,7 +102,22 @@ struct Fused {  // cuDNN's attention: of q, k and v; or, on the way back, of gra
 
 using Step = std::variant<Launch, Product, Gather, Make, Drop, Fused>;
 
-struct Recipe {
+// Numbers of the recipes that are gone, and with them every launch that was to read what Python keeps for them.
+struct Gone {
+  std::mutex mutex;
+  std::vector<int64_t> numbers;
+};
+
+auto& gone = *new Gone;  // never destroyed: recipes may go last of all
+
+struct Recipe : torch::CustomClassHolder {
+  ~Recipe() override {
+    const std::lock_guard<std::mutex> lock(gone.mutex);
+    gone.numbers.push_back(number);
+  }
+
+  int64_t number = 0;
+  mutable std::atomic<bool> captured{false};  // a CUDA graph holds its launches: it is kept for good
   std::vector<Step> forward, backward;
   std::vector<std::optional<Lie>> lies;  // of what the backward pass reads
   Lie out;
@@ -136,6 +154,12 @@ class Driver {
     check(launch_(&config, reinterpret_cast<CUfunction>(function), parameters, nullptr));
   }
 
+  bool captures(CUstream stream) const {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    check(captures_(stream, &status));
+    return status != CU_STREAM_CAPTURE_STATUS_NONE;
+  }
+
   bool knows_streams() const { return stream_ != nullptr; }
 
  private:
@@ -147,6 +171,7 @@ class Driver {
     find(cuda, "cuCtxSetCurrent", set_);
     find(cuda, "cuDeviceGet", device_);
     find(cuda, "cuDevicePrimaryCtxRetain", retain_);
+    find(cuda, "cuStreamIsCapturing", captures_);
     find(cuda, "cuGetErrorString", say_);
     void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     const char* name = "aoti_torch_get_current_cuda_stream";
@@ -171,6 +196,7 @@ class Driver {
   CUresult (*set_)(CUcontext);
   CUresult (*device_)(CUdevice*, int);
   CUresult (*retain_)(CUcontext*, CUdevice);
+  CUresult (*captures_)(CUstream, CUstreamCaptureStatus*);
   CUresult (*say_)(CUresult, const char**);
   int32_t (*stream_)(int32_t, void**) = nullptr;  // torch's, of its stable C interface
 };
@@ -188,6 +214,8 @@ class Pass {
       Driver::get().enter(like.device().index());
       stream_ = Driver::get().stream(like.device().index());
     }
+    const bool on_default_stream = like.is_cuda() && stream_ == nullptr;  // which no graph captures
+    if (!on_default_stream && Driver::get().captures(stream_)) recipe.captured = true;
   }
 
   void put(size_t buffer, const Tensor& x) {
@@ -328,11 +356,11 @@ std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, co
 struct Attention : torch::autograd::Function<Attention> {
   static Tensor forward(AutogradContext* ctx, const std::optional<Tensor>& a, const std::optional<Tensor>& b,
                         const std::optional<Tensor>& c, const std::optional<Tensor>& d, const std::optional<Tensor>& e,
-                        const Recipe* recipe) {
+                        const c10::intrusive_ptr<Recipe>& recipe) {
     const Inputs inputs = {a, b, c, d, e};
     auto found = ::forward(*recipe, inputs);
     ctx->set_materialize_grads(false);
-    ctx->saved_data["recipe"] = reinterpret_cast<int64_t>(recipe);
+    ctx->saved_data["recipe"] = c10::IValue::make_capsule(recipe);
     variable_list saved(OUT + 1);
     for (size_t i = 0; i < INPUTS; ++i) {
       if (recipe->lies[i]) saved[i] = inputs[i].value_or(Tensor());
@@ -346,7 +374,7 @@ struct Attention : torch::autograd::Function<Attention> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list results(INPUTS + 1);
     if (!grads[0].defined()) return results;
-    const auto* recipe = reinterpret_cast<const Recipe*>(ctx->saved_data["recipe"].toInt());
+    const auto recipe = c10::static_intrusive_pointer_cast<Recipe>(ctx->saved_data["recipe"].toCapsule());
     TORCH_CHECK(!at::GradMode::is_enabled(), "a fused kernel can be differentiated only once, and create_graph=True asks for ",
                 "more; attention with impl=\"reference\" can be differentiated again");
     auto found = ::backward(*recipe, grads[0], ctx->get_saved_variables());
@@ -366,8 +394,30 @@ struct Hash {
   }
 };
 
-// Null: refused. Under the interpreter's lock, and never destroyed: nodes point to recipes, and these hold tensors.
-auto& recipes = *new std::unordered_map<Key, std::unique_ptr<Recipe>, Hash>;
+// Null: refused. And their keys in the order in which they were learnt. Under the interpreter's lock, and never
+// destroyed, since recipes hold tensors. Nodes own their recipes, too.
+auto& recipes = *new std::unordered_map<Key, c10::intrusive_ptr<Recipe>, Hash>;
+auto& order = *new std::list<Key>;
+
+// Where `most` are known that no graph holds, forget all but the newer half of these.
+void forget(size_t most) {
+  const auto held = [](const Key& key) {
+    const auto& recipe = recipes.at(key);
+    return recipe && recipe->captured;
+  };
+  const auto others = order.size() - std::count_if(order.begin(), order.end(), held);
+  if (others < most) return;
+  auto left = others - most / 2;
+  for (auto key = order.begin(); key != order.end() && left > 0;) {
+    if (held(*key)) {
+      ++key;
+      continue;
+    }
+    recipes.erase(*key);
+    key = order.erase(key);
+    --left;
+  }
+}
 
 bool plain(const std::optional<Tensor>& x, const at::Device& device) {
   if (!x) return true;
@@ -404,8 +454,8 @@ py::object attend(const Key& kind, const std::vector<double>& numbers, const Inp
   if (!inputs[0] || !std::all_of(inputs.begin(), inputs.end(), is_plain)) return py::bool_(false);
   const auto found = recipes.find(key_of(kind, numbers, inputs));
   if (found == recipes.end()) return py::none();
-  const Recipe* recipe = found->second.get();
-  if (recipe == nullptr) return py::bool_(false);
+  const auto recipe = found->second;  // owned while it runs
+  if (!recipe) return py::bool_(false);
   Tensor out;
   {
     py::gil_scoped_release release;
@@ -465,24 +515,42 @@ std::vector<Step> steps_of(const std::vector<StepParts>& all) {
   return steps;
 }
 
-// Remember what a kind of call needs, or, where no steps are given, that it is refused.
-void learn(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs,
-           const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
-           const std::unordered_map<size_t, LieParts>& lies, const std::optional<LieParts>& out,
-           const std::array<int64_t, 4>& sizes, const std::vector<size_t>& apart,
-           const std::array<std::optional<ViewParts>, INPUTS>& gradients) {
-  auto& place = recipes[key_of(kind, numbers, inputs)];
-  if (forward.empty() || place != nullptr) return;
-  auto recipe = std::make_unique<Recipe>();
-  recipe->forward = steps_of(forward);
-  recipe->backward = steps_of(backward);
-  recipe->lies.resize(sizes[0]);
-  for (const auto& [buffer, parts] : lies) recipe->lies.at(buffer) = from<Lie>(parts);
-  recipe->out = from<Lie>(out.value());
-  recipe->apart = apart;
-  recipe->buffers = sizes[0], recipe->kept = sizes[1], recipe->scratch = sizes[2], recipe->back_scratch = sizes[3];
-  for (size_t i = 0; i < INPUTS; ++i) recipe->gradients[i] = view_of(gradients[i]);
-  place = std::move(recipe);
+void fill(Recipe& recipe, const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
+          const std::unordered_map<size_t, LieParts>& lies, const std::optional<LieParts>& out,
+          const std::array<int64_t, 4>& sizes, const std::vector<size_t>& apart,
+          const std::array<std::optional<ViewParts>, INPUTS>& gradients) {
+  recipe.forward = steps_of(forward);
+  recipe.backward = steps_of(backward);
+  recipe.lies.resize(sizes[0]);
+  for (const auto& [buffer, parts] : lies) recipe.lies.at(buffer) = from<Lie>(parts);
+  recipe.out = from<Lie>(out.value());
+  recipe.apart = apart;
+  recipe.buffers = sizes[0], recipe.kept = sizes[1], recipe.scratch = sizes[2], recipe.back_scratch = sizes[3];
+  for (size_t i = 0; i < INPUTS; ++i) recipe.gradients[i] = view_of(gradients[i]);
+}
+
+// Remember what a kind of call needs, or, where no steps are given, that it is refused; no more than `most` kinds, but
+// for those that a graph holds. The recipe's number; none where there is none.
+std::optional<int64_t> learn(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs,
+                             const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
+                             const std::unordered_map<size_t, LieParts>& lies, const std::optional<LieParts>& out,
+                             const std::array<int64_t, 4>& sizes, const std::vector<size_t>& apart,
+                             const std::array<std::optional<ViewParts>, INPUTS>& gradients, size_t most) {
+  static int64_t number = 0;
+  const auto key = key_of(kind, numbers, inputs);
+  if (recipes.count(key)) return std::nullopt;
+  auto recipe = forward.empty() ? c10::intrusive_ptr<Recipe>() : c10::make_intrusive<Recipe>();
+  if (recipe) fill(*recipe, forward, backward, lies, out, sizes, apart, gradients), recipe->number = ++number;
+  forget(most);
+  order.push_back(key);
+  recipes.emplace(key, recipe);
+  return recipe ? std::optional(recipe->number) : std::nullopt;
+}
+
+// Numbers of recipes that went since this was last asked.
+std::vector<int64_t> numbers_of_gone() {
+  const std::lock_guard<std::mutex> lock(gone.mutex);
+  return std::exchange(gone.numbers, {});
 }
 
 // Why nothing can be launched here; None when it can.
@@ -500,5 +568,6 @@ std::optional<std::string> missing() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("attend", torch::wrap_pybind_function(attend));
   m.def("learn", torch::wrap_pybind_function(learn));
+  m.def("gone", torch::wrap_pybind_function(numbers_of_gone));
   m.def("missing", torch::wrap_pybind_function(missing));
 }

@@ -30,9 +30,11 @@ LARGE = 2**22
 """Bytes from which on memory is allocated when it is first needed, and freed after the last time: there the host has
 the time for it. Smaller memory is allocated at once."""
 
-_held: list[object] = []
-"""Kernels and tables that recipes point to."""
+MOST = 1024
+"""Kinds of calls that the compiled part knows at a time; beside these it knows for good what a CUDA graph holds."""
 
+_held: dict[int, list[object]] = {}
+"""Kernels and tables that recipes point to, by the number of the recipe: as long as it lives."""
 
 Inputs = tuple[Tensor | None, ...]
 Wanted = tuple[bool, ...]
@@ -64,24 +66,36 @@ def attend(
     if out is None:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
+        held: list[object] = []
         try:
-            parts = _learn(passes(), inputs)
+            parts = _learn(passes(), inputs, held)
         except (RefusedError, torch.OutOfMemoryError) as error:  # all that both passes need is there at once
             logger.debug("attention of kind %s stays in Python: %s", kind, error)
             parts = [], [], {}, None, (0, 0, 0, 0), [], (None,) * 5
-        library.learn(kind, numbers, inputs, *parts)
+        recipe = library.learn(kind, numbers, inputs, *parts, MOST)
+        if recipe is not None:
+            _held[recipe] = held
+        _let_go(library.gone(), x.device)
         out = library.attend(kind, numbers, inputs)
     return out if isinstance(out, Tensor) else None
 
 
-def _learn(passes: Passes, inputs: Inputs) -> tuple[Any, ...]:
+def _let_go(gone: Sequence[int], device: torch.device) -> None:
+    """Free what recipes pointed to that are gone, when no launch is on its way that reads it."""
+    if gone and device.type == "cuda":
+        torch.cuda.synchronize(device)
+    for recipe in gone:
+        _held.pop(recipe, None)
+
+
+def _learn(passes: Passes, inputs: Inputs, held: list[object]) -> tuple[Any, ...]:
     if hooked():
         raise RefusedError("something listens to Triton's launches")
     wanted = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in inputs)
     with torch.no_grad(), torch.cuda.device_of(inputs[0]):
         _walk(passes, inputs, wanted)  # what is looked up later is made
         with _Allocations() as made:
-            return _parts(_walk(passes, inputs, wanted), made.storages)
+            return _parts(_walk(passes, inputs, wanted), made.storages, held)
 
 
 class _Allocations(TorchDispatchMode):
@@ -236,8 +250,11 @@ class _Places:
         return tuple(self.view(x) for x in step[: -len(given)]), given
 
 
-def _parts(walk: _Walk, made: set[int]) -> tuple[Any, ...]:
-    """The steps of both passes; how what the second reads must lie, the output, sizes of buffers, and gradients."""
+def _parts(walk: _Walk, made: set[int], held: list[object]) -> tuple[Any, ...]:
+    """The steps of both passes; how what the second reads must lie, the output, sizes of buffers, and gradients.
+
+    What the steps point to, and does not lie in a buffer, goes to `held`.
+    """
     places = _Places(walk, made)
     own = range(FIRST, places.buffers)
     forward = places.steps(walk.forward, {OUT, *own})
@@ -249,7 +266,9 @@ def _parts(walk: _Walk, made: set[int]) -> tuple[Any, ...]:
     gradients = [None if x is None else places.view(x) for x in walk.gradients]
     for step in (*walk.forward, *walk.backward):
         if isinstance(step, Launch):
-            _held.append((step.ready, [x for x in step.tensors if x is not None and places.of(x) is None]))
+            held.append((step.ready, [x for x in step.tensors if x is not None and places.of(x) is None]))
+        elif isinstance(step, Gather):
+            held.append(step.order)
     sizes = places.buffers, places.kept, *places.scratch
     apart = [buffer for buffer in places.saved if buffer >= FIRST]
     return forward, backward, read_as, _in_memory(walk.out), sizes, apart, gradients
