@@ -1,39 +1,16 @@
 """`primaldual sweep`, on the sets inside the aeon package."""
 
 import csv
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from primaldual.cli import app
-from primaldual.data import load
 from primaldual.primal import mechanism
 from primaldual.training import Ensemble, Store
-from training.toy import toy
 
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def places(cache, monkeypatch):
-    monkeypatch.setenv("PRIMALDUAL_CACHE", str(cache))
-    monkeypatch.delenv("PRIMALDUAL_DATA", raising=False)
-
-
-@pytest.fixture
-def short_series(monkeypatch):
-    """Few and short ones in place of the sets that are inside aeon."""
-
-    def load_short(name, *given, **options):
-        short = name in ("JapaneseVowels", "BasicMotions")
-        return replace(toy(40), name=name) if short else load(name, *given, **options)
-
-    monkeypatch.setattr("primaldual.paper.engine.load", load_short)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def call(*arguments: object) -> Result:

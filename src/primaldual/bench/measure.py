@@ -77,10 +77,10 @@ class AttentionBench:
         else:
             rival = next(one for one in workload.rivals if one.name == fastest)
             rounds = in_turns([ours, Timed(rival, case.mode, self.device)], self.repeats, self.budget)
-            record |= spread("rival_seconds", [times[1] for times in rounds])
-            record |= spread("ratio", [times[0] / times[1] for times in rounds])
+            record |= median_and_range("rival_seconds", [times[1] for times in rounds])
+            record |= median_and_range("ratio", [times[0] / times[1] for times in rounds])
             record |= {"rival_peak_bytes": self._peak(rival)}
-        record |= spread("seconds", [times[0] for times in rounds])
+        record |= median_and_range("seconds", [times[0] for times in rounds])
         record |= {"repeats": len(rounds), "steps_per_sample": ours.inner} | memory
         if (peak := memory["peak_bytes"]) and (other := record.get("rival_peak_bytes")):
             record["memory_ratio"] = peak / other
@@ -148,7 +148,7 @@ def tf32_where_asked(case: Case) -> Iterator[None]:
         yield
 
 
-def spread(name: str, values: list[float]) -> Measurement:
+def median_and_range(name: str, values: list[float]) -> Measurement:
     """The median of a figure, and its range."""
     return {name: statistics.median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 

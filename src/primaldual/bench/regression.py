@@ -14,10 +14,11 @@ from rich.table import Table
 from torch import Tensor
 
 from ..base.packages import needed
+from ..base.terminal import titled
 from ..regression import NotConvergedWarning, fit
-from .measure import spread
+from .measure import median_and_range
 from .session import Content, Measurement
-from .table import titled, two_digits
+from .table import two_digits
 
 LEGEND = """The kernel is of order 1/N², so C = N and C = N² leave points free. Both are compared at the same duality
 gap: the one that scikit-learn's default tolerance gives, measured first; ours is then asked for that gap. The loop's
@@ -74,7 +75,8 @@ class RegressionBench:
                 start = self._now()
                 solved = fit("softmax", keys, targets, C=case.C, epsilon=case.epsilon, bias=True, tol=gap)
                 times.append(self._now() - start)
-        return asdict(case) | spread("seconds", times) | spread("ratio", [each / loop for each in times]) | {
+        ratios = [each / loop for each in times]
+        return asdict(case) | median_and_range("seconds", times) | median_and_range("ratio", ratios) | {
             "loop_seconds": loop, "gap": float(solved.certificate.gap.max()), "loop_gap": gap,
             "iterations": solved.iterations, "repeats": self.repeats, "sample": self.sample,
         }  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from ..base.terminal import titled
 from .session import Content, Measurement
 
 LEGEND = """ratio: ours ÷ the fastest fused softmax (rival), median of interleaved rounds. limit: that ratio of FLOPs.
@@ -77,11 +77,6 @@ def ceilings_line(content: Content) -> str:
         return "ceilings: not measured"
     rates = ", ".join(f"{name} {rate / 1e12:.3g} TFLOP/s" for name, rate in ceilings["flops_per_second"].items())
     return f"ceilings: copy {ceilings['bytes_per_second'] / 1e9:.0f} GB/s, matrix product {rates}"
-
-
-def titled(title: str) -> Table:
-    """An empty table."""
-    return Table(title=title, title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
 def _time(seconds: float) -> str:

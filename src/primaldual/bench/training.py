@@ -22,7 +22,7 @@ from ..ops import plan
 from ..paper.recipes import sizes_of
 from ..training import Ensemble
 from .case import DTYPES
-from .measure import reason, spread
+from .measure import median_and_range, reason
 from .session import Measurement
 from .timing import Contestant, Step, Timed, in_turns
 from .training_case import SHORTEST, TrainingCase
@@ -84,9 +84,9 @@ class TrainingBench:
         ours, rival = self._ready(self._together(case, data, record)), self._ready(self._alone(case, data))
         rounds = in_turns([ours.timed, rival.timed], self.repeats, self.budget)
         each = [(1e3 * mine / case.seeds, 1e3 * other) for mine, other in rounds]
-        record |= spread("ms_per_step_per_seed", [mine for mine, _ in each])
-        record |= spread("rival_ms_per_step_per_seed", [other for _, other in each])
-        record |= spread("ratio", [mine / other for mine, other in each])
+        record |= median_and_range("ms_per_step_per_seed", [mine for mine, _ in each])
+        record |= median_and_range("rival_ms_per_step_per_seed", [other for _, other in each])
+        record |= median_and_range("ratio", [mine / other for mine, other in each])
         record |= {
             "steps_per_second": 1e3 / record["ms_per_step_per_seed"],
             "rival_steps_per_second": 1e3 / record["rival_ms_per_step_per_seed"],

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from rich.table import Table
 
+from ..base.terminal import titled
 from .session import Content, Measurement
-from .table import bytes_text, three_decimals, titled, two_digits
+from .table import bytes_text, three_decimals, two_digits
 
 LEGEND = """ms: per step and seed, median of interleaved rounds. alone: one model at a time in a plain torch loop, whose
 softmax is torch's fused attention. ratio: ms ÷ alone in one round, the median. mvts: ms of mvts_transformer on an H200.

@@ -6,9 +6,8 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
+from ..base.terminal import titled
 from ..base.threads import on_threads
 from ..primal import mechanisms
 from .main import _escape, _fail, app, console
@@ -91,7 +90,7 @@ def _print_one(one: Certification) -> None:
         f"{one.mechanism}: {one.length} keys, {one.heads} heads of {one.head_dim}, {one.outputs} outputs, "
         f"ε {one.epsilon:g}{bias}, seed {one.seed}"
     )
-    table = Table(title=_escape(title), title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = titled(title)
     table.add_column("check", style="bold cyan", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("tolerance", justify="right", no_wrap=True)
@@ -111,7 +110,7 @@ def _print_all(found: list[Certification]) -> None:
     one = found[0]
     bias = ", with bias" if one.bias else ""
     title = f"heads of {one.head_dim}, {one.outputs} outputs, ε {one.epsilon:g}{bias}, seed {one.seed}"
-    table = Table(title=title, title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = titled(title)
     table.add_column("mechanism", style="bold cyan", no_wrap=True)
     for heading in COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)

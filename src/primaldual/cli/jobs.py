@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
-from rich.table import Table
 
+from ..base.terminal import titled
 from ..base.threads import on_threads
 from . import options
 from .main import _escape, _fail, console
@@ -96,7 +95,7 @@ def write_texts(folder: Path, name: str, texts: dict[str, str]) -> list[Path]:
 def show(grids: Sequence[Grid], words: Sequence[str], notes: Sequence[str], legend: Sequence[str]) -> None:
     """Tables, of which the paper's rows are dim, and what stands below them."""
     for grid in grids:
-        shown = Table(title=_escape(grid.title), title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        shown = titled(grid.title)
         for i, heading in enumerate(grid.header):
             shown.add_column(_escape(heading), justify="left" if i < 2 else "right", no_wrap=True)
         for row in grid.rows:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.table import Table
 
+from ..base.terminal import titled
 from ..primal import (
     AllKeys,
     DepthwiseConv1d,
@@ -26,9 +26,7 @@ LEGEND = "exp: κ(x, y) = exp(x·y/√D). Σκ: h(x) = Σ_{j∈S} κ(x, k_j). μ
 
 def mechanisms_table() -> Table:
     """One line per mechanism: its primal layer in short, and the paper's name for it."""
-    table = Table(
-        title="y = W Φ(T x) / h(T x) + b, fitted to S", title_style="italic", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = titled("y = W Φ(T x) / h(T x) + b, fitted to S")
     table.add_column("mechanism", style="bold cyan", no_wrap=True)
     for heading in "ΦhTS":
         table.add_column(heading, no_wrap=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..base.spread import spread
 from ..paper.numbers import SCALES
 from ..report.page import Page
 from .figures import Figures
-from .results import MEGA, Results, spread
+from .results import MEGA, Results
 from .settings import BETA, PAPER, SHOWN
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..base.spread import Spread, spread
 from ..data import Dataset
 from ..dual import Expansion
 from ..models import SeriesConfig
@@ -17,26 +18,6 @@ from .output import MARK
 from .settings import DATASET, PAPER, Settings, model_config
 
 MEGA = 1e6
-
-
-class Spread(NamedTuple):
-    """Mean and sample standard deviation; the latter is None for a single value."""
-
-    mean: float
-    std: float | None
-
-    def text(self, digits: int = 2) -> str:
-        """As "98.50 ± 1.37"."""
-        return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" ± {self.std:.{digits}f}")
-
-
-def spread(values: list[float]) -> Spread:
-    """The mean of `values` and how far they scatter.
-
-    >>> spread([1.0, 3.0]).text()
-    '2.00 ± 1.41'
-    """
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 @dataclass

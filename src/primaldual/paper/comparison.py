@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+from ..base.spread import spread, spread_text
 from ..training import Record
 from . import render
 from .engine import Failure
@@ -17,6 +18,10 @@ from .paired import Outcome, outcome
 from .render import Grid
 from .tables import Table, table
 
+COLUMNS = (
+    "set", "mechanism", "kind", "seeds", "failed", "mean", "std", "paper_mean", "paper_std", "wins", "ties", "losses",
+    "p",
+)  # fmt: skip
 KINDS = ("best", "last")
 LEGEND = (
     "paper: mean ± std of 5 runs, as printed. Measured: mean ± std (n − 1) over the seeds that came to the end. "
@@ -131,11 +136,7 @@ class Comparison:
         if kind == "paper":
             number = self.table.printed(dataset, mechanism)
             return f"{number.mean:.2f} ± {number.std:.2f}" if number else "–"
-        values = list(self.cells[dataset, mechanism].values(kind).values())
-        text = (
-            f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else _number(values[0] if values else None)
-        )
-        return text if len(values) in (0, len(self.seeds)) else f"{text} ({len(values)} of {len(self.seeds)})"
+        return spread_text(self.cells[dataset, mechanism].values(kind).values(), len(self.seeds))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """For CSV: a row per set, mechanism and kind, then the averages and the two tests over all sets."""
@@ -146,7 +147,7 @@ class Comparison:
                     values = list(cell.values(kind).values())
                     yield {
                         "set": name, "mechanism": m, "kind": kind, "seeds": len(values), "failed": len(cell.failed),
-                        "mean": self.mean(name, m, kind), "std": stdev(values) if len(values) > 1 else None,
+                        **(spread(values)._asdict() if values else {}),
                         "paper_mean": paper and paper.mean, "paper_std": paper and paper.std,
                     } | self._compared(m, outcome(self.gains(name, m, kind)))  # fmt: skip
         for m in self.mechanisms:
@@ -165,7 +166,7 @@ class Comparison:
 
     def csv(self) -> str:
         """For computing."""
-        return render.csv(self.rows())
+        return render.csv(COLUMNS, self.rows())
 
     def latex(self) -> str:
         """For a paper; needs booktabs."""

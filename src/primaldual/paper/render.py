@@ -7,11 +7,6 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-COLUMNS = (
-    "set", "mechanism", "kind", "seeds", "failed", "mean", "std", "paper_mean", "paper_std", "wins", "ties", "losses",
-    "p",
-)  # fmt: skip
-
 
 class Grid(NamedTuple):
     """A title, a header and rows; the first two columns are labels."""
@@ -34,10 +29,10 @@ def markdown(grids: Sequence[Grid], notes: Sequence[str], legend: Sequence[str])
     return "\n".join([*lines, *(f"- {line}" for line in legend)]) + "\n"
 
 
-def csv(rows: Iterable[dict[str, Any]]) -> str:
+def csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     """A line per row; what is not known is empty."""
     stream = io.StringIO()
-    writer = csv_module.DictWriter(stream, COLUMNS, lineterminator="\n")
+    writer = csv_module.DictWriter(stream, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({name: f"{x:.6g}" if isinstance(x, float) else x for name, x in row.items()})

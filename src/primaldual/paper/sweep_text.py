@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv as csv_module
-import io
 from collections.abc import Iterator
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from ..base.spread import spread, spread_text
 from . import render
 from .paired import outcome
 from .render import Grid
@@ -81,7 +80,7 @@ def grids(found: Swept) -> tuple[Grid, ...]:
     """The numbers, and the best single value against all else."""
     sweep, lines, above = found.sweep, list[tuple[str, ...]](), ""
     for row in rows(found):
-        texts = [_spread(getattr(row.scores, kind), len(sweep.seeds)) for kind in KINDS]
+        texts = [spread_text(getattr(row.scores, kind).values(), len(sweep.seeds)) for kind in KINDS]
         texts.insert(1, "" if row.rank is None else f"{row.rank:.3g}")
         lines.append((row.set if row.set != above else "", row.value, *texts, row.remark))
         above = row.set
@@ -136,24 +135,15 @@ def markdown(found: Swept, plot: str | None = None) -> str:
 
 def csv(found: Swept) -> str:
     """For computing: a line per set and value, then the means."""
-    numbers = [f"{kind}_{what}" for kind in KINDS for what in ("mean", "std")]
-    stream = io.StringIO()
-    writer = csv_module.writer(stream, lineterminator="\n")
-    writer.writerow(["set", found.sweep.setting, "seeds", "rank", *numbers, "remark"])
+    means = [f"{kind}_{part}" for kind in KINDS for part in ("mean", "std")]
+    columns = ("set", found.sweep.setting, "seeds", "rank", *means, "remark")
+    lines = []
     for row in rows(found):
-        values = [list(getattr(row.scores, kind).values()) for kind in KINDS]
-        pairs = [(fmean(v) if v else None, stdev(v) if len(v) > 1 else None) for v in values]
-        texts = ["" if x is None else f"{x:.6g}" for x in (row.rank, *(x for pair in pairs for x in pair))]
-        writer.writerow([row.set, row.value, len(values[0]), *texts, row.remark])
-    return stream.getvalue()
-
-
-def _spread(by_seed: dict[int, float], seeds: int) -> str:
-    values = list(by_seed.values())
-    if not values:
-        return "–"
-    text = f"{fmean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
-    return text if len(values) == seeds else f"{text} ({len(values)} of {seeds})"
+        by_kind = [getattr(row.scores, kind).values() for kind in KINDS]
+        numbers = [x for values in by_kind for x in (spread(values) if values else (None, None))]
+        texts = (row.set, row.value, len(by_kind[0]), row.rank, *numbers, row.remark)
+        lines.append(dict(zip(columns, texts, strict=True)))
+    return render.csv(columns, lines)
 
 
 def _compared(found: Swept, other: Policy, kind: str) -> tuple[str, str]:
