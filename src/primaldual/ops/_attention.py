@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..primal import Primal, as_primal
 from . import ragged
-from .plan import EXECUTORS, Plan, choose, circumstances
+from .plan import EXECUTORS, Plan, choose, circumstances, executor_of
 from .problem import Problem, state
 
 
@@ -77,7 +77,7 @@ def attention(
         key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, attn_mask=attn_mask,
         is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
     )  # fmt: skip
-    chosen = choose(problem, impl).impl
+    chosen = executor_of(problem, impl)
     if key is not None and problem.q is q and problem.k is k and not problem.parameters:
         if len(_known) >= 1024:
             _known.clear()

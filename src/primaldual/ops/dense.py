@@ -98,7 +98,7 @@ def _causal(p: Problem) -> Sides:
     """The complete windows before each query's own, and its own as far as the query."""
     first, rest, points = one_sided_causal(p)
     length, prefix = p.q.shape[2], first.shape[2]
-    queries = torch.cat([first, rest.flatten(2, 3)], dim=2)[:, :, :length]
+    queries = fit_length(torch.cat([first, rest.flatten(2, 3)], dim=2), length)
     complete = _after_prefix(points, lambda x: x[:, :, :, -1])
     index = torch.arange(length, device=p.q.device)
     column = index.where(index < prefix, prefix + (index - prefix) // p.scale)[:, None]
@@ -107,7 +107,7 @@ def _causal(p: Problem) -> Sides:
     bias = None if complete.bias is None else complete.bias.unsqueeze(2)
     running = None
     if p.scale > 1:
-        own = _after_prefix(points, lambda x: x.flatten(2, 3)[:, :, : length - prefix])
+        own = _after_prefix(points, lambda x: fit_length(x.flatten(2, 3), length - prefix))
         running = Running(own.keys, own.values, place)
         if own.bias is not None and bias is not None:
             bias = own.bias.unsqueeze(3).where(place, bias)
@@ -117,7 +117,7 @@ def _causal(p: Problem) -> Sides:
         seen = seen & own.seen.unsqueeze(3).where(place, complete.seen.unsqueeze(2))
     pattern = visible(p)
     if pattern is not None:
-        seen = seen & fit_length(pattern[None, None].transpose(2, 3), len(windows)).transpose(2, 3)
+        seen = seen & fit_length(pattern[None, None].transpose(2, 3), windows.shape[0]).transpose(2, 3)
     return Sides(queries, complete.keys, complete.values, seen, bias, running)
 
 

@@ -27,6 +27,9 @@ EXECUTORS: dict[str, ModuleType] = {
 }
 """The last one decides what is correct, and runs where no other can."""
 
+EXPORTED = ("linear", "sdpa", "dense", "reference")
+"""What an exported program is made of: torch's own operators, at every length."""
+
 _WHY = {
     "linear": "Φ is finite, so the sum re-associates: O(N) instead of O(N²)",
     "block_sparse": "every query sees a subset, and only those scores are computed",
@@ -139,6 +142,18 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
         seconds = [estimate(name, work).seconds for name in fast]
         best = fast[seconds.index(min(seconds))]  # a compiler traces this, but not min(key=...)
     return Plan(best, False, candidates, work)
+
+
+def executor_of(problem: Problem, impl: str) -> str:
+    """The name of the executor alone. What is exported is not planned, since it runs at other lengths."""
+    if not torch.compiler.is_exporting():
+        return choose(problem, impl).impl
+    names = EXPORTED if impl == "auto" else (impl,)
+    refusals = [EXECUTORS[name].refusal(problem) for name in names]
+    for name, refusal in zip(names, refusals, strict=True):
+        if refusal is None:
+            return name
+    raise UnsupportedError(f"impl={impl!r} cannot compute this: {refusals[-1]}")
 
 
 def amount(value: float, unit: str) -> str:

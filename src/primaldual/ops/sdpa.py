@@ -19,7 +19,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from ..dual import RowConstantsCancel, form_of
 from ..kernels.cudnn import attention as cudnn
 from ..primal import Exponential, KernelSum, Moments, PointMap
-from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
+from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .pooling import visible as visible_of
 from .problem import Problem
 from .statistics import causal_moments, first_key, masked_moments, moments
@@ -95,7 +95,7 @@ def one_sided_causal(p: Problem) -> tuple[Tensor, Tensor, CausalPool]:
     """Mapped queries of the prefix [B, H, P, D] and of the windows [B, H, W, s, D], and mapped points."""
     points = causal_pool(p)
     prefix, windows, scale = points.prefix.keys.shape[2], points.keys.shape[2], p.scale
-    first, rest = p.q[:, :, :prefix], fit_length(p.q[:, :, prefix:], windows * scale).unflatten(2, (windows, scale))
+    first, rest = p.q[:, :, :prefix], in_blocks(p.q[:, :, prefix:], windows, scale)
     none = Moments(None, None)
     for map_ in _two_sided(p):  # these need no statistics
         first, rest, head_keys, keys = (
@@ -131,7 +131,7 @@ def _causal(p: Problem) -> Tensor:
     visible = visible_of(p)
     if visible is not None:
         visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [L, P + W]
-    out = _by_place(rest, points, visible, p.dropout_p)[:, :, : p.q.shape[2] - prefix]
+    out = fit_length(_by_place(rest, points, visible, p.dropout_p), p.q.shape[2] - prefix)
     if not prefix:
         return out
     head = points.prefix
