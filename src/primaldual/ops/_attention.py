@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..primal import Primal, as_primal
-from . import ragged
+from . import checks, ragged
 from .plan import EXECUTORS, Plan, choose, circumstances, executor_of
 from .problem import Problem, state
 
@@ -63,6 +63,8 @@ def attention(
     torch.Size([1, 8, 100, 16])
     """
     primal = as_primal(primal)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        checks.inputs(q=q, k=k, v=v)
     key = None
     if (
         key_padding_mask is None and query_padding_mask is None and attn_mask is None

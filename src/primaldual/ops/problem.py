@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from ..dual import GroupHeadsByScale
 from ..primal import Primal
 from ..primal.features import Parameters
-from . import masks
+from . import checks, masks
 
 
 class UnsupportedError(ValueError):
@@ -100,6 +100,9 @@ def state(
 ) -> Problem:
     """Check the arguments of `attention` and bring them into one form."""
     _check_tensors(q, k, v)
+    checks.mask("key_padding_mask", key_padding_mask, q)
+    checks.mask("query_padding_mask", query_padding_mask, q)
+    checks.mask("attn_mask", attn_mask, q)
     B, H, L, D = q.shape
     S = k.shape[2]
     if primal.residual:
@@ -142,11 +145,10 @@ def state(
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    checks.inputs(q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {tuple(x.shape)}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {x.dtype}")
     if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
         raise ValueError(
             "q, k and v must agree in batch and heads, q and k in head_dim, k and v in length; got "
