@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..dual import form_of
 from ..dual.form import pooling_of
-from ..primal import Exponential, Moments
+from ..primal import Exponential
 from . import reference
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem
@@ -168,7 +168,7 @@ def _every_row(p: Problem) -> Tensor:
 def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     x, keys = queries.unsqueeze(3), p.k.unsqueeze(2)
     for map_ in p.primal.point_maps:
-        found = reference.moments(keys, seen) if map_.needs != "nothing" else Moments(None, None)
+        found = reference.moments(map_, keys, seen)
         x, keys = map_.apply(x, found, p.parameters), map_.apply(keys, found, p.parameters)
     return x.squeeze(3), _kernel(p, x, keys).squeeze(3)
 

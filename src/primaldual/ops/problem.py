@@ -122,7 +122,9 @@ def state(
     given = dict(parameters or {})
     if any(name not in given for name in primal.features.fixed):
         given = primal.features.state(D) | given
-    given = _check_parameters(given, primal.learned(H, D), primal.features.fixed)
+    learned = primal.learned(H, D)
+    given = _check_parameters(given, learned, primal.features.fixed)
+    given = {n: x.to(device=q.device, dtype=q.dtype) for n, x in learned.items() if n not in given} | given
 
     key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
     query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))
