@@ -125,3 +125,58 @@ def test_an_executor_that_cannot_run_the_mechanism_says_so():
         make("linear", impl="sdpa")(x, x, x, need_weights=False)
     with pytest.raises(ValueError, match=r"impl must be one of auto, .*got 'fast'"):
         make("softmax", impl="fast")(x, x, x)
+
+
+x = torch.randn(N, L, E)
+padding, mask = torch.zeros(N, L, dtype=torch.bool), torch.zeros(L, L, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("needed", [True, False], ids=["weights", "no weights"])
+@pytest.mark.parametrize("name", ["softmax", "sh", "linear"])
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ((x.numpy(), x, x), TypeError, r"query must be a torch.Tensor, got numpy.ndarray; torch.from_numpy\(...\)"),
+        ((x, None, x), TypeError, "key must be a torch.Tensor, got None"),
+        ((x, x, x.tolist()), TypeError, "value must be a torch.Tensor, got list"),
+        ((x, x, x, padding.numpy()), TypeError, "key_padding_mask must be a torch.Tensor, got numpy.ndarray"),
+        ((x, x, x, padding.to("meta")), ValueError, "key_padding_mask is on meta, the inputs are on cpu; move it"),
+        ((x.long(), x, x), ValueError, "query must be floating point, got torch.int64"),
+        (
+            (x, x, x.to(torch.float8_e4m3fn)),
+            ValueError,
+            "value must be floating point, got torch.float8_e4m3fn; ",
+        ),
+        (
+            (x.half(), x, x),
+            ValueError,
+            r"query is torch.float16, the layer's parameters are torch.float32; give query.to\(torch.float32\), or "
+            r"convert the layer with layer.to\(torch.float16\); under torch.autocast\('cpu'\)",
+        ),
+        ((x, x.double(), x), ValueError, r"key is torch.float64, .* with layer.to\(torch.float64\)$"),
+        ((x.to("meta"),) * 3, ValueError, "query is on meta, the layer's parameters are on cpu; move one"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_what_no_layer_computes_with_is_refused_by_name(name, needed, arguments, kind, message):
+    layer = MultiheadAttention(E, H, batch_first=True, mechanism=name)
+    with pytest.raises(kind, match=message):
+        layer(*arguments, need_weights=needed)
+
+
+def test_masks_for_each_query_are_refused_by_name():
+    layer = MultiheadAttention(E, H, batch_first=True)
+    with pytest.raises(ValueError, match="attn_mask is on meta, the inputs are on cpu"):
+        layer(x, x, x, attn_mask=mask.to("meta"))
+    with pytest.raises(TypeError, match=r"attn_mask must be a torch.Tensor, got numpy.ndarray"):
+        layer(x, x, x, attn_mask=mask.numpy())
+    with pytest.raises(ValueError, match="query_padding_mask is on meta"):
+        layer(x, x, x, query_padding_mask=padding.to("meta"))
+
+
+def test_autocast_takes_what_it_converts_and_no_more():
+    layer = MultiheadAttention(E, H, batch_first=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x, x.bfloat16(), x.half())[0].dtype == torch.bfloat16
+        with pytest.raises(ValueError, match=r"query is torch.float64, .* with layer.to\(torch.float64\)$"):
+            layer(x.double(), x, x)

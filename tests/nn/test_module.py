@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from nn.layers import LAYERS, MASKS, E, H, L, N, each, make
-from primaldual import MultiheadAttention, mechanism
-from primaldual.primal import RandomFeatures
+from primaldual import MultiheadAttention, Primal, TransformerEncoderLayer, mechanism
+from primaldual.nn import SolvedAttention
+from primaldual.primal import RandomFeatures, Recenter
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -88,3 +89,17 @@ def test_the_layer_compiles_into_one_graph(name):
     torch.testing.assert_close(out, expected, **CLOSE)
     found, wanted = (torch.autograd.grad(o.square().sum(), [x, *layer.parameters()]) for o in (out, expected))
     torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+def test_a_printed_layer_says_its_mechanism_heads_and_sizes():
+    layer = MultiheadAttention(16, 4, mechanism="bn+sh", batch_first=True, kdim=8, vdim=8, dropout=0.1, impl="dense")
+    said = "embed_dim=16, num_heads=4, mechanism='bn+sh', kdim=8, vdim=8, dropout=0.1, impl='dense', batch_first=True"
+    assert said in repr(layer)
+    own = Primal(inputs=(Recenter(0.5),), bias=True)
+    assert f"mechanism=Primal(inputs=({Recenter(0.5)!r},), bias=True)" in repr(MultiheadAttention(16, 4, mechanism=own))
+    assert "embed_dim=16, num_heads=4, mechanism='sh', batch_first=True, loss=" in repr(
+        SolvedAttention(16, 4, mechanism="sh")
+    )
+    block = repr(TransformerEncoderLayer(16, 4, 32, mechanism="linear"))
+    assert "d_model=16, nhead=4, mechanism='linear', dim_feedforward=32, norm_first=False" in block
+    assert "embed_dim=16, num_heads=4, mechanism='linear'" in block

@@ -252,3 +252,18 @@ def test_what_would_be_a_regression_per_query_is_refused():
         layer(x, x, x, key_padding_mask=torch.ones(B, L, dtype=torch.float64))
     with pytest.raises(ValueError, match="conv pooling has no weights"):
         make("squared", mechanism("sh", how="conv"))(x, x, x)
+
+
+@each_loss
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_under_autocast_only_the_projections_are_rounded(loss: str, dtype: torch.dtype) -> None:
+    layer, x = make(loss, dtype=torch.float32), inputs(dtype=torch.float32).requires_grad_()
+    exact, weights = layer(x, x, x)
+    with torch.autocast("cpu", dtype):
+        rough, rough_weights = layer(x, x, x)
+    assert rough.dtype == dtype
+    rough.float().square().sum().backward()
+    assert x.grad.isfinite().all()
+    # the projections' roundings, which the solution may magnify by its condition, C = 1
+    assert (rough.float() - exact).norm() < 8 * torch.finfo(dtype).eps * exact.norm()
+    assert (rough_weights.float() - weights).abs().max() < 8 * torch.finfo(dtype).eps

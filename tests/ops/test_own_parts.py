@@ -69,3 +69,19 @@ def test_every_part_computes_what_no_part_of_the_library_does() -> None:
     plain = [attention(q, k, v, name, impl="reference") for name in ("softmax", "bn", "sh", "linear", "sparse")]
     for name, out in zip(OWN, outputs, strict=True):
         assert all(relative_error(out, other) > 1e-3 for other in plain), name
+
+
+@pytest.mark.skipif(ON_CPU, reason="once is enough")
+@pytest.mark.parametrize("name", [name for name in OWN if "learn" in name])
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_what_is_learned_and_not_given_has_its_initial_value(name: str, impl: str, dtype: torch.dtype) -> None:
+    primal = OWN[name]
+    q, k, v = (torch.randn(1, HEADS, 9, 4, dtype=dtype) for _ in range(3))
+    initial = {n: x.to(dtype) for n, x in primal.learned(HEADS, 4).items()}
+    assert initial
+    out = attention(q, k, v, primal, impl=impl)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, attention(q, k, v, primal, impl=impl, parameters=initial), rtol=0, atol=0)
+    moved = {n: x + 1 for n, x in initial.items()}
+    assert not torch.equal(out, attention(q, k, v, primal, impl=impl, parameters=moved))

@@ -118,6 +118,43 @@ class Stretch(PointMap):
         return 2 * moments.mean, torch.full_like(moments.mean, 1.5)
 
 
+@dataclass(frozen=True)
+class PerHeadTilt(PointMap):
+    """It takes channels as the last dimension and heads as dimension 1, and learns."""
+
+    needs: ClassVar = "variance"
+    per_head: ClassVar = ("tilt",)
+
+    def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
+        return {"tilt": torch.linspace(0.5, 1.5, heads)}
+
+    def apply(self, x: Tensor, moments, parameters) -> Tensor:
+        for found in moments:  # what the base class promises
+            assert found.dim() == x.dim() and found.shape[-1] == x.shape[-1] and found.shape[-2] in (1, x.shape[-2])
+            torch.broadcast_shapes(found.shape, x.shape)
+        tilt = parameters["tilt"].reshape(-1, *(1,) * (x.dim() - 2))
+        spread = (moments.variance[..., :1] + 1).sqrt()
+        return ((x + tilt * (x[..., :1] - moments.mean[..., :1]).tanh()) / spread).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class LearnedPairs(TrainingSet):
+    """Neighbours in pairs, by a weight that is learned."""
+
+    def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
+        return {"weight": torch.tensor([0.25, 0.75])}
+
+    def reduce(self, keys, values, seen, scale, parameters) -> Points:
+        points = -(-keys.shape[-2] // 2)
+        token = torch.arange(keys.shape[-2])
+        share = parameters["weight"][token % 2] * (token // 2 == torch.arange(points)[:, None])  # [W, S]
+        exists = (seen.unsqueeze(-2) & (share > 0)).any(-1)
+        return Points((share @ keys).unsqueeze(2), (share @ values).unsqueeze(2), exists, share[None, None, None])
+
+    def points(self, scale: int, tokens: int) -> int:
+        return -(-tokens // 2)
+
+
 class TwiceRecentred(Recenter):
     def affine(self, moments, parameters):
         shift, scale = super().affine(moments, parameters)
@@ -263,6 +300,10 @@ OWN: dict[str, Primal] = {
     "T of finite Φ": Primal(EluPlusOne(), inputs=(Spread(),)),
     "T affine": Primal(inputs=(Stretch(),)),
     "T affine, pooled": Primal(inputs=(Stretch(),), training_set=Pooled()),
+    "T that learns": Primal(inputs=(PerHeadTilt(),)),
+    "T that learns, pooled": Primal(inputs=(PerHeadTilt(),), training_set=Pooled((1, 2, 1, 3, 2, 8))),
+    "T that learns, then Recenter": Primal(inputs=(PerHeadTilt(), Recenter())),
+    "T that learns, of finite Φ": Primal(EluPlusOne(), inputs=(PerHeadTilt(),)),
     "T from Recenter": Primal(inputs=(TwiceRecentred(0.75),)),
     "T from Recenter, learned": Primal(inputs=(TwiceRecentred(learnable=True),), training_set=Pooled()),
     "T from Recenter, its apply": Primal(inputs=(RecentredAndBent(),)),
@@ -274,6 +315,7 @@ OWN: dict[str, Primal] = {
     "S of as many points": Primal(training_set=Doubled()),
     "S of finite Φ": Primal(EluPlusOne(), training_set=Doubled()),
     "S with T": Primal(inputs=(Recenter(),), training_set=Doubled()),
+    "S that learns": Primal(training_set=LearnedPairs()),
     "S from AllKeys": Primal(inputs=(Recenter(),), training_set=DoubledKeys()),
     "S from Pooled": Primal(training_set=PooledSums()),
     "S from Pooled under a pattern": Primal(training_set=Sparse(Strided(2), PooledSums())),

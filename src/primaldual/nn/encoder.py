@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..primal import Primal
 from .multihead import MultiheadAttention
+from .names import name_of
 from .projection import ConvProjection
 
 
@@ -64,6 +65,14 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         if attention.primal.residual:
             raise ValueError("the encoder layer adds the residual itself; give it a Primal with residual=False")
         self.self_attn = attention
+
+    def extra_repr(self) -> str:
+        attention = self.self_attn
+        feed_forward = f"dim_feedforward={self.linear1.out_features}, norm_first={self.norm_first}"
+        return (
+            f"d_model={attention.embed_dim}, nhead={attention.num_heads}, mechanism={name_of(attention.primal)}, "
+            f"{feed_forward}"
+        )
 
     def forward(
         self,

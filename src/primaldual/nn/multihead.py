@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from ..ops import EXECUTORS, CausalFormError, layer, masks
+from ..ops import EXECUTORS, CausalFormError, checks, layer, masks
 from ..primal import Primal, as_primal
+from .names import name_of
 from .projection import ConvProjection, DepthwiseConv
 
 
@@ -138,6 +139,14 @@ class MultiheadAttention(nn.Module):
             if extra is not None:
                 nn.init.xavier_normal_(extra)
 
+    def extra_repr(self) -> str:
+        parts = [f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, mechanism={name_of(self.primal)}"]
+        parts += [f"{n}={size}" for n, size in (("kdim", self.kdim), ("vdim", self.vdim)) if size != self.embed_dim]
+        parts += [f"dropout={self.dropout:g}"] if self.dropout else []
+        parts += ["projection='shared'"] if self.shared else []
+        parts += [] if self.impl == "auto" else [f"impl={self.impl!r}"]
+        return ", ".join([*parts, f"batch_first={self.batch_first}"])
+
     def forward(
         self,
         query: Tensor,
@@ -165,7 +174,7 @@ class MultiheadAttention(nn.Module):
                 into others. Where it is not given and query and key have the same shape, `key_padding_mask` serves; a
                 mask that is False everywhere says that no query is padding.
         """
-        if query.is_nested:
+        if isinstance(query, Tensor) and query.is_nested:
             return self._nested(query, key, value, is_causal), None
         problem = self.state(
             query, key, value, key_padding_mask, need_weights, attn_mask, is_causal, query_padding_mask
@@ -188,11 +197,18 @@ class MultiheadAttention(nn.Module):
         query_padding_mask: Tensor | None = None,
     ) -> layer.LayerProblem:  # fmt: skip
         """The arguments of `forward`, checked, as the problem that is planned and computed."""
+        given = {"query": query, "key": key, "value": value}
+        checks.inputs(**given)
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             raise ValueError(
                 "query, key and value must all be 3-D (batched) or all 2-D (unbatched), got "
                 f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
             )
+        for name, tensor in given.items():
+            checks.parameters(name, tensor, self.out_proj.weight)
+        checks.mask("key_padding_mask", key_padding_mask, query)
+        checks.mask("query_padding_mask", query_padding_mask, query)
+        checks.mask("attn_mask", attn_mask, query)
         x = self._batch_first(query)  # what was one tensor stays one, which one product can project
         of_key = x if key is query else self._batch_first(key)
         of_value = of_key if value is key else self._batch_first(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -108,7 +109,7 @@ class SolvedAttention(MultiheadAttention):
 
     def extra_repr(self) -> str:
         tube = f", epsilon={self.epsilon:g}" if self.loss == "epsilon-insensitive" else ""
-        return f"{self.embed_dim}, {self.num_heads}, loss={self.loss!r}, C={self.C:g}{tube}"
+        return f"{super().extra_repr()}, loss={self.loss!r}, C={self.C:g}{tube}"
 
     def _attend(self, problem: LayerProblem) -> tuple[Tensor, Tensor | None]:
         if problem.is_causal or problem.mask is not None:
@@ -118,6 +119,17 @@ class SolvedAttention(MultiheadAttention):
             )
         x, query_padding, hidden = problem.x, problem.query_padding, _hidden(problem.padding)
         projected = self.project(x, problem.key, problem.value, hidden, query_padding)
+        kind = x.device.type
+        with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
+            heads, weights = self._fit(problem, projected, hidden)
+        kept = projected[0].dtype
+        return heads.to(kept), None if weights is None else weights.to(kept)
+
+    def _fit(
+        self, problem: LayerProblem, projected: tuple[Tensor, Tensor, Tensor], hidden: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Head outputs and weights in float64, from the projections [N, L, E]."""
+        query_padding = problem.query_padding
         queries, keys, targets = (self.split(t).double() for t in projected)
         if keys.shape[2] == 0:  # no keys at all: one that is hidden, so that every query sees none
             keys, targets = pad(keys, (0, 0, 0, 1)), pad(targets, (0, 0, 0, 1))
@@ -136,9 +148,9 @@ class SolvedAttention(MultiheadAttention):
         weights = weights if finite else dropout(weights, p)
         heads = weights @ values
         heads = dropout(heads, p) if finite else heads
-        if problem.need_weights:
-            weights = self._over_tokens(weights, keys, hidden, parameters)[..., : problem.key.shape[1]]
-        return heads.to(x.dtype), weights.to(x.dtype) if problem.need_weights else None
+        if not problem.need_weights:
+            return heads, None
+        return heads, self._over_tokens(weights, keys, hidden, parameters)[..., : problem.key.shape[1]]
 
     def solve(self, made: Design) -> Tensor:
         """β [batch, heads, points, D_v] of every head's regression, in scaled units."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..primal import Primal, as_primal
-from . import ragged
-from .plan import EXECUTORS, Plan, choose, circumstances, execute, taken_by
+from . import checks, ragged
+from .plan import EXECUTORS, Plan, choose, circumstances, execute, executor_of, taken_by
 from .problem import Problem, state
 
 
@@ -68,6 +68,8 @@ def attention(
     torch.Size([1, 8, 100, 16])
     """
     primal = as_primal(primal)
+    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
+        checks.inputs(q=q, k=k, v=v)
     key = None
     if (
         key_padding_mask is None and query_padding_mask is None and attn_mask is None
@@ -83,7 +85,7 @@ def attention(
         is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
         query_offset=query_offset, scale=scale,
     )  # fmt: skip
-    chosen = choose(problem, impl).impl
+    chosen = executor_of(problem, impl)
     if key is not None and q.shape[2] and problem.q is q and problem.k is k and not problem.parameters:
         if len(_known) >= 1024:
             _known.clear()

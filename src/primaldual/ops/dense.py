@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import pooling_of
-from ..primal import Exponential, Moments
+from ..primal import Exponential
 from . import reference
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem, accumulated
@@ -108,27 +108,36 @@ def _causal(p: Problem) -> Sides:
     prefix = placed.prefix.shape[2]
     queries = placed.of_problem(torch.cat([placed.prefix, placed.rows.flatten(2, 3)], dim=2), p)
     complete = _after_prefix(points, lambda x: x[:, :, :, -1])
-    own_token = slice(p.query_offset, p.query_offset + p.q.shape[2])
-    index = torch.arange(own_token.start, own_token.stop, device=p.q.device)
+    index = torch.arange(p.query_offset, p.query_offset + p.q.shape[2], device=p.q.device)
     column = index.where(index < prefix, prefix + (index - prefix) // p.scale)[:, None]
     windows = torch.arange(complete.keys.shape[2], device=p.q.device)
     seen, place = (windows <= column)[None, None], windows == column  # [L, W]
     bias = None if complete.bias is None else complete.bias.unsqueeze(2)
     running = None
     if p.scale > 1:
-        own = _after_prefix(points, lambda x: x.flatten(2, 3))
-        own = Pool(*(None if x is None else x[:, :, own_token] for x in own))  # type: ignore[arg-type]
+        own = _of_queries(p, _after_prefix(points, lambda x: x.flatten(2, 3)))
         running = Running(own.keys, own.values, place)
         if own.bias is not None and bias is not None:
             bias = own.bias.unsqueeze(3).where(place, bias)
     else:
-        own = Pool(*(None if x is None else x[:, :, own_token] for x in complete))  # type: ignore[arg-type]
+        own = _of_queries(p, complete)
     if own.seen is not None and complete.seen is not None:
         seen = seen & own.seen.unsqueeze(3).where(place, complete.seen.unsqueeze(2))
     pattern = visible(p)
     if pattern is not None:
-        seen = seen & fit_length(pattern[None, None].transpose(2, 3), len(windows)).transpose(2, 3)
+        seen = seen & fit_length(pattern[None, None].transpose(2, 3), windows.shape[0]).transpose(2, 3)
     return Sides(queries, complete.keys, complete.values, seen, bias, running)
+
+
+def _of_queries(p: Problem, tokens: Pool) -> Pool:
+    """What stands where the queries stand, of what there is for every token."""
+
+    def cut(x: Tensor | None) -> Tensor | None:
+        return x if x is None else fit_length(x[:, :, p.query_offset :] if p.query_offset else x, p.q.shape[2])
+
+    keys, values = cut(tokens.keys), cut(tokens.values)
+    assert keys is not None and values is not None
+    return Pool(keys, values, cut(tokens.seen), cut(tokens.bias))
 
 
 def _after_prefix(points: CausalPool, of: Callable[[Tensor], Tensor]) -> Pool:
@@ -180,7 +189,7 @@ def _every_row(p: Problem) -> Tensor:
 def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     x, keys = queries.unsqueeze(3), p.k.unsqueeze(2)
     for map_ in p.primal.point_maps:
-        found = reference.moments(keys, seen) if map_.needs != "nothing" else Moments(None, None)
+        found = reference.moments(map_, keys, seen)
         x, keys = map_.apply(x, found, p.parameters), map_.apply(keys, found, p.parameters)
     return x.squeeze(3), _kernel(p, x, keys).squeeze(3)
 

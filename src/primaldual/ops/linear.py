@@ -21,7 +21,7 @@ from ..dual import GroupHeadsByScale, Reassociate, Rewrite, form_of
 from ..dual.form import is_affine
 from ..kernels.linear import limits
 from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
-from .pooling import Pool, causal_pool, fit_length, pool
+from .pooling import Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem, accumulated
 from .statistics import moments
 
@@ -96,13 +96,13 @@ def _causal(p: Problem) -> Tensor:
         q, first_k, running_k = (map_.apply(x, none, p.parameters) for x in (q, first_k, running_k))
 
     phi_q = _features(p, q)
-    rest = fit_length(phi_q[:, :, prefix:], windows * scale).unflatten(2, (windows, scale))
+    rest = in_blocks(phi_q[:, :, prefix:], windows, scale)
     phi_running = _weigh(_features(p, running_k), points.seen, points.bias)
     phi_first = _weigh(_features(p, first_k), points.prefix.seen, points.prefix.bias)
     # one more value, 1, makes the kernel sum come out beside the sum
     values, first_values = _with_one(points.values), _with_one(points.prefix.values)
     start = phi_first.transpose(-1, -2) @ first_values
-    sums = _chunked(rest, phi_running, values, start).flatten(2, 3)[:, :, : q.shape[2] - prefix]
+    sums = fit_length(_chunked(rest, phi_running, values, start).flatten(2, 3), q.shape[2] - prefix)
     if prefix:
         alone = _chunked(
             phi_q[:, :, :prefix].unsqueeze(3),
@@ -117,7 +117,7 @@ def _causal(p: Problem) -> Tensor:
         if prefix:
             assert points.prefix.seen is not None
             shown = torch.cat([points.prefix.seen, shown], dim=2)
-        sees = (shown.cumsum(2) > 0)[:, :, : q.shape[2], None]
+        sees = fit_length((shown.cumsum(2) > 0).unsqueeze(3), q.shape[2])
     return _finish(p, q, sums[..., :-1], sums[..., -1:], sees)
 
 
@@ -168,10 +168,12 @@ def _chunked(phi_q: Tensor, phi_k: Tensor, values: Tensor, start: Tensor) -> Ten
     """Σ over earlier windows plus the running one: [B, H, W, s, F], same, [B, H, W, s, C], [B, H, F, C]."""
     windows = phi_q.shape[2]
     own = (phi_q * phi_k).sum(-1, keepdim=True) * values
-    short = -windows % CHUNK
+    blocks = (windows + CHUNK - 1) // CHUNK
+    if torch.compiler.is_exporting():  # whether there is one alone, here or before the last, would be settled for all
+        blocks = windows // CHUNK + 3
 
     def chunks(x: Tensor) -> Tensor:  # [B, H, W, s, C] to [B, H, n, CHUNK, s, C]
-        return pad(x, (0, 0, 0, 0, 0, short)).unflatten(2, ((windows + short) // CHUNK, CHUNK))
+        return in_blocks(x, blocks, CHUNK)
 
     q, k, v = (
         chunks(phi_q).flatten(3, 4),
@@ -183,7 +185,8 @@ def _chunked(phi_q: Tensor, phi_k: Tensor, values: Tensor, start: Tensor) -> Ten
     w = torch.arange(CHUNK, device=q.device)
     earlier = (w < w.repeat_interleave(phi_q.shape[3])[:, None]).to(q.dtype)
     inside = (q @ k.transpose(-1, -2) * earlier) @ v
-    return (q @ before + inside).flatten(2, 3)[:, :, : windows * phi_q.shape[3]].unflatten(2, phi_q.shape[2:4]) + own
+    sums = fit_length((q @ before + inside).flatten(2, 3), windows * phi_q.shape[3])
+    return sums.unflatten(2, phi_q.shape[2:4]) + own
 
 
 def _weigh(phi: Tensor, seen: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -28,6 +28,9 @@ EXECUTORS: dict[str, ModuleType] = {
 }
 """The last one decides what is correct, and runs where no other can."""
 
+EXPORTED = ("linear", "sdpa", "dense", "reference")
+"""What an exported program is made of: torch's own operators, at every length."""
+
 _WHY = {
     "linear": "Φ is finite, so the sum re-associates: O(N) instead of O(N²)",
     "block_sparse": "every query sees a subset, and only those scores are computed",
@@ -164,6 +167,18 @@ def _no_queries(p: Problem) -> tuple[Tensor, Tensor | None]:
     nothing = p.q[..., :1] + 0 * (p.k.sum() + p.v.sum())
     weights = nothing.expand(-1, -1, -1, p.k.shape[2]) if p.need_weights else None
     return nothing.expand(-1, -1, -1, p.v.shape[3]), weights
+
+
+def executor_of(problem: Problem, impl: str) -> str:
+    """The name of the executor alone. What is exported is not planned, since it runs at other lengths."""
+    if not torch.compiler.is_exporting():
+        return choose(problem, impl).impl
+    names = EXPORTED if impl == "auto" else (impl,)
+    refusals = [EXECUTORS[name].refusal(problem) for name in names]
+    for name, refusal in zip(names, refusals, strict=True):
+        if refusal is None:
+            return name
+    raise UnsupportedError(f"impl={impl!r} cannot compute this: {refusals[-1]}")
 
 
 def amount(value: float, unit: str) -> str:

@@ -98,7 +98,10 @@ def causal_pool(p: Problem) -> CausalPool:
     values = p.v if p.key_bias is None else torch.cat([p.v, _bias_value(p)], dim=-1)
     keys, values = (fit_length(x, queries) for x in (p.k, values))  # later tokens are never seen
     seen = None
-    if p.key_hidden is not None or p.k.shape[2] < queries or (queries - prefix) % p.scale:
+    if (
+        p.key_hidden is not None or torch.compiler.is_exporting()
+        or p.k.shape[2] < queries or (queries - prefix) % p.scale
+    ):  # fmt: skip
         seen = p.k.new_ones(1, 1, p.k.shape[2], dtype=torch.bool) if p.key_hidden is None else ~p.key_hidden
         seen = fit_length(seen.unsqueeze(-1), queries).squeeze(-1)
 
@@ -143,7 +146,23 @@ def _kept_visible(sparse: Sparse, scale: int, queries: int, tokens: int, device:
 
 def fit_length(x: Tensor, length: int) -> Tensor:
     """Cut or zero-pad dimension 2."""
-    return x[:, :, :length] if x.shape[2] >= length else pad(x, (0, 0, 0, length - x.shape[2]))
+    if torch.compiler.is_exporting():
+        return _taken(x, torch.arange(length, device=x.device))
+    return x[:, :, :length] if x.shape[2] >= length else pad(x, (0, 0) * (x.dim() - 3) + (0, length - x.shape[2]))
+
+
+def in_blocks(x: Tensor, count: int, size: int) -> Tensor:
+    """[B, H, N, ...] to [B, H, count, size, ...], cut or zero-padded."""
+    if torch.compiler.is_exporting():
+        first = torch.arange(count, device=x.device) * size
+        return _taken(x, first[:, None] + torch.arange(size, device=x.device))
+    return fit_length(x, count * size).unflatten(2, (count, size))
+
+
+def _taken(x: Tensor, index: Tensor) -> Tensor:
+    """What is exported serves every length, and nothing that is true of one may be settled: so no slice, no padding."""
+    exists = (index < x.shape[2]).view(*index.shape, *(1,) * (x.dim() - 3))
+    return x[:, :, index.clamp(max=x.shape[2] - 1)].where(exists, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def _bias_value(p: Problem) -> Tensor:
@@ -154,9 +173,8 @@ def _bias_value(p: Problem) -> Tensor:
 def _lay_out(x: Tensor, scale: int, grid: tuple[int, int] | None) -> tuple[Tensor, bool]:
     """[B, H, N, C] to [B, H, windows, places, C], zero-padded; and whether nothing had to be padded."""
     if grid is None:
-        short = -x.shape[2] % scale
-        x = pad(x, (0, 0, 0, short)) if short else x
-        return x.unflatten(2, (x.shape[2] // scale, scale)), not short
+        whole = not torch.compiler.is_exporting() and x.shape[2] % scale == 0
+        return in_blocks(x, (x.shape[2] + scale - 1) // scale, scale), whole
     x = x.unflatten(2, grid)
     below, right = -grid[0] % scale, -grid[1] % scale
     x = pad(x, (0, 0, 0, right, 0, below)) if below or right else x

@@ -17,7 +17,7 @@ from ..dual import Expansion, GroupHeadsByScale, Rewrite, derive
 from ..primal import Primal
 from ..primal._spec import is_number
 from ..primal.features import Parameters
-from . import masks
+from . import checks, masks
 
 
 class UnsupportedError(ValueError):
@@ -133,6 +133,9 @@ def state(
     """Check the arguments of `attention` and bring them into one form."""
     _check_tensors(q, k, v)
     _check_place(query_offset, scale, primal)
+    checks.mask("key_padding_mask", key_padding_mask, q)
+    checks.mask("query_padding_mask", query_padding_mask, q)
+    checks.mask("attn_mask", attn_mask, q)
     B, H, L, D = q.shape
     S = k.shape[2]
     if primal.residual:
@@ -152,7 +155,9 @@ def state(
     given = dict(parameters or {})
     if any(name not in given for name in primal.features.fixed):
         given = primal.features.state(D) | given
-    given = _check_parameters(given, primal.learned(H, D), primal.features.fixed)
+    learned = primal.learned(H, D)
+    given = _check_parameters(given, learned, primal.features.fixed)
+    given = {n: x.to(device=q.device, dtype=q.dtype) for n, x in learned.items() if n not in given} | given
 
     key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
     query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))
@@ -176,11 +181,10 @@ def state(
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    checks.inputs(q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {tuple(x.shape)}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {x.dtype}")
     if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
         raise ValueError(
             "q, k and v must agree in batch and heads, q and k in head_dim, k and v in length; got "

@@ -16,7 +16,7 @@ from torch.nn.functional import dropout
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import pooling_of
-from ..primal import Exponential, Moments
+from ..primal import Exponential, Moments, PointMap
 from .problem import Problem, accumulated
 
 
@@ -56,7 +56,7 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     per_query = keys.shape[2] > 1 or (statistics and points.seen.shape[2] > 1)
     x = p.q.unsqueeze(3) if per_query else p.q.unsqueeze(2)  # [B, H, L, 1, D] or [B, H, 1, L, D]
     for map_ in primal.point_maps:
-        found = moments(keys, points.seen) if map_.needs != "nothing" else Moments(None, None)
+        found = moments(map_, keys, points.seen)
         x, keys = map_.apply(x, found, p.parameters), map_.apply(keys, found, p.parameters)
 
     # which points each query sums over
@@ -118,12 +118,16 @@ def _as_value(p: Problem) -> Tensor:
     return p.key_bias.to(p.v.dtype).unsqueeze(-1).expand(-1, p.v.shape[1], -1, -1)
 
 
-def moments(keys: Tensor, seen: Tensor) -> Moments:
+def moments(map_: PointMap, keys: Tensor, seen: Tensor) -> Moments:
     """Mean and variance over the points that are seen, one vote each, in at least float32: [B, H, R, 1, D]."""
+    if map_.needs == "nothing":
+        return Moments(None, None)
     votes = seen.unsqueeze(-1)  # [B, H or 1, R, W, 1]
     count = votes.sum(-2, keepdim=True).clamp(min=1)
     wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
     mean = wide.where(votes, 0.0).sum(-2, keepdim=True) / count
+    if map_.needs == "mean":
+        return Moments(mean, None)
     variance = (wide - mean).square().where(votes, 0.0).sum(-2, keepdim=True) / count
     return Moments(mean, variance)
 

@@ -19,7 +19,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from ..dual import GroupHeadsByScale, Rewrite, RowConstantsCancel, derive, form_of
 from ..kernels.cudnn import attention as cudnn
 from ..primal import Exponential, KernelSum, Moments, PointMap
-from .pooling import CausalPool, Pool, causal_pool, fit_length, pool
+from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .pooling import visible as visible_of
 from .problem import Problem
 from .statistics import causal_moments, first_key, masked_moments, moments
@@ -115,7 +115,7 @@ class CausalQueries(NamedTuple):
     def of_problem(self, x: Tensor, p: Problem) -> Tensor:
         """Of what was computed for every token from `start` on: the problem's queries."""
         before = p.query_offset - self.start
-        return x[:, :, before : before + p.q.shape[2]]
+        return fit_length(x[:, :, before:] if before else x, p.q.shape[2])
 
 
 def one_sided_causal(p: Problem) -> tuple[CausalQueries, CausalPool]:
@@ -125,8 +125,7 @@ def one_sided_causal(p: Problem) -> tuple[CausalQueries, CausalPool]:
     skipped = 0 if prefix else p.query_offset // scale
     start = skipped * scale
     q = pad(p.q, (0, 0, p.query_offset - start, 0)) if p.query_offset > start else p.q
-    first = q[:, :, :prefix]
-    rest = fit_length(q[:, :, prefix:], (windows - skipped) * scale).unflatten(2, (windows - skipped, scale))
+    first, rest = q[:, :, :prefix], in_blocks(q[:, :, prefix:], windows - skipped, scale)
     none = Moments(None, None)
     for map_ in p.expansion.maps:  # these need no statistics
         first, rest, head_keys, keys = (

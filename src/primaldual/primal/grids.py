@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 
 def grid_of(owner: str, length: int, grid: tuple[int, int] | None, prefix: int) -> tuple[int, int]:
     """The grid of a sequence: the one given, checked against the length, or the square that fits."""
     patches = length - prefix
     if grid is None:
-        side = math.isqrt(max(patches, 0))
+        # a compiler knows a length by its name alone, and math.isqrt takes numbers
+        compiling = torch.compiler.is_compiling()
+        side = int(math.sqrt(patches) + 0.5) if compiling else math.isqrt(max(patches, 0))
         if patches < 1 or side * side != patches:
             class_token = f"prefix={prefix + 1} if the first token is no patch, or " if patches == side**2 + 1 else ""
             raise ValueError(

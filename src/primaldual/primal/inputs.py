@@ -14,7 +14,7 @@ from .features import Parameters
 
 
 class Moments(NamedTuple):
-    """Mean and variance of the keys that a head is fitted to, one vote per point; None where not needed."""
+    """Mean and variance of the keys that a head is fitted to, one vote per point; None where `needs` does not ask."""
 
     mean: Tensor | None
     variance: Tensor | None
@@ -51,16 +51,21 @@ class PointMap(InputMap):
 
     Implement `affine` when the map is x ↦ (x − shift) ⊙ scale with terms that do not depend on x: then the key
     side cancels under softmax, and the map costs one pass over the queries. Otherwise implement `apply`.
+
+    Either is given tensors of the same layout: points [batch, heads, ..., points, head_dim], and moments with as many
+    dimensions, [batch, heads, ..., points or 1, head_dim]. What stands between heads and points, and how much of it,
+    depends on who calls. So a map takes channels as the last dimension and heads as dimension 1, and counts no others;
+    each point is mapped by itself.
     """
 
     needs: ClassVar[Literal["nothing", "mean", "variance"]] = "nothing"
 
     def affine(self, moments: Moments, parameters: Parameters) -> tuple[Tensor, Tensor | None] | None:
-        """(shift, scale), scale None for 1; None when the map is not of that form."""
+        """(shift, scale), which broadcast against the points; scale None for 1; None when the map has another form."""
         return None
 
     def apply(self, x: Tensor, moments: Moments, parameters: Parameters) -> Tensor:
-        """The mapped points; statistics broadcast against x."""
+        """The mapped points, of x's shape and dtype; x and the moments are laid out as said above."""
         form = self.affine(moments, parameters)
         if form is None:
             raise NotImplementedError(f"{type(self).__name__} must implement affine(...) or apply(...)")

@@ -79,7 +79,7 @@ class Pooled(TrainingSet):
     def points(self, scale: int, tokens: int) -> int:
         prefix = min(self.prefix, tokens)
         if self.grid is None:
-            return prefix + -(-(tokens - prefix) // scale)
+            return prefix + (tokens - prefix + scale - 1) // scale  # a compiler simplifies this form
         rows, columns = grid_of("Pooled", tokens, self.grid, self.prefix)
         return prefix + -(-rows // scale) * -(-columns // scale)
 
