@@ -12,7 +12,7 @@ from primaldual import MultiheadAttention, Primal, TransformerEncoderLayer, mech
 from primaldual.nn import ConvProjection
 from primaldual.primal import Window
 from primaldual.regression import fit, recover
-from primaldual.regression.capture import NoAttentionError, capture
+from primaldual.regression.calls import NoAttentionError, attention_calls
 from primaldual.regression.diagnose import diagnose
 
 E, H, N = 16, 4, 10
@@ -95,7 +95,7 @@ def test_padding_takes_no_part_whatever_it_holds_and_however_it_is_given():
 def test_the_numbers_are_those_of_recover_and_fit(name, epsilon):
     model, x = attend(name), inputs(1)
     rows = diagnose(model, x, epsilon=epsilon, top=3).rows
-    (call,) = capture(model, x)
+    (call,) = attention_calls(model, x)
     found = recover(name, call.keys, call.values, epsilon=0.0)
     torch.testing.assert_close(torch.tensor([r.log_C for r in rows]), found.log_C[0].float())
     assert [r.rank for r in rows] == found.rank[0].tolist()
@@ -175,7 +175,7 @@ def test_the_recovered_regressions_of_a_trained_model_give_its_head_outputs():
     model, x, outputs = trained("softmax", "bn", "bn+sh", "linear", "conv1d"), inputs(2), []
     for block in model.blocks:
         block.self_attn.out_proj.register_forward_pre_hook(lambda m, args: outputs.append(args[0]))
-    calls = capture(model, x)
+    calls = attention_calls(model, x)
     for call, wanted in zip(calls, outputs, strict=True):
         found = recover(call.primal, call.keys, call.values, epsilon=0.01, parameters=call.parameters)
         solved = fit(
@@ -251,7 +251,7 @@ def test_the_model_is_left_as_it_was():
     modes = [m.training for m in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()
     diagnose(model, inputs())
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="the layer.s parameters are torch.float64"):
         diagnose(model, torch.randn(3, N, E))  # float32 into a float64 model
     assert [m.training for m in model.modules()] == modes
     assert torch.backends.mha.get_fastpath_enabled() == fused

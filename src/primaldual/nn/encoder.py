@@ -23,8 +23,8 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     Args:
         d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
             dtype: as torch.
-        mechanism, projection, impl: as in `MultiheadAttention`. A primal with `residual=True` is refused: the block
-            has that residual already.
+        mechanism, projection, impl, scale: as in `MultiheadAttention`. A primal with `residual=True` is refused: the
+            block has that residual already.
 
     >>> layer = TransformerEncoderLayer(64, 8, batch_first=True, mechanism="bn")
     >>> encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
@@ -51,6 +51,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         mechanism: str | Primal = "softmax",
         projection: Literal["linear", "shared"] | ConvProjection = "linear",
         impl: str = "auto",
+        scale: float | None = None,
     ) -> None:
         if d_model <= 0 or nhead <= 0 or d_model % nhead:
             raise ValueError(f"d_model must be a positive multiple of nhead, got d_model={d_model}, nhead={nhead}")
@@ -60,7 +61,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         )  # fmt: skip
         attention = MultiheadAttention(
             d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, device=device, dtype=dtype,
-            mechanism=mechanism, projection=projection, impl=impl,
+            mechanism=mechanism, projection=projection, impl=impl, scale=scale,
         )  # fmt: skip
         if attention.primal.residual:
             raise ValueError("the encoder layer adds the residual itself; give it a Primal with residual=False")

@@ -30,6 +30,7 @@ class MultiheadAttention(nn.Module):
             relaxed; values have their own); or a `ConvProjection`.
         impl: "auto"; an executor of the attention, as in `primaldual.attention`; or a route of the whole layer, as
             `plan(x).explain()` lists them.
+        scale: the factor on the scores, 1/√head_dim unless given.
 
     >>> layer = MultiheadAttention(64, 8, batch_first=True, mechanism="bn+sh")
     >>> x = torch.randn(2, 100, 64)
@@ -71,6 +72,7 @@ class MultiheadAttention(nn.Module):
         mechanism: str | Primal = "softmax",
         projection: Literal["linear", "shared"] | ConvProjection = "linear",
         impl: str = "auto",
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
@@ -90,6 +92,8 @@ class MultiheadAttention(nn.Module):
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.add_zero_attn, self.impl = dropout, batch_first, add_zero_attn, impl
+        checks.scale(scale, self.primal.features)
+        self.scale = scale
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self._routes: dict[object, str] = {}  # by the kind of call, what was planned before
         self._make_projections(projection, bias, made)
@@ -144,6 +148,7 @@ class MultiheadAttention(nn.Module):
         parts += [f"{n}={size}" for n, size in (("kdim", self.kdim), ("vdim", self.vdim)) if size != self.embed_dim]
         parts += [f"dropout={self.dropout:g}"] if self.dropout else []
         parts += ["projection='shared'"] if self.shared else []
+        parts += [] if self.scale is None else [f"scale={self.scale:g}"]
         parts += [] if self.impl == "auto" else [f"impl={self.impl!r}"]
         return ", ".join([*parts, f"batch_first={self.batch_first}"])
 
@@ -159,6 +164,7 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
         *,
         query_padding_mask: Tensor | None = None,
+        query_offset: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         """As torch: query [L, N, E] ([N, L, E] with batch_first, [L, E] unbatched), key and value likewise.
 
@@ -168,16 +174,18 @@ class MultiheadAttention(nn.Module):
             need_weights: also return the weights: a matrix for every head, where outputs alone need none.
             attn_mask: [L, S] or [N·heads, L, S].
             average_attn_weights: [N, L, S] instead of [N, heads, L, S].
-            is_causal: query i sees keys up to i (the first query the first key, also where they are not equally many);
-                no mask is needed. A mask beside it applies too, as in `primaldual.attention`.
+            is_causal: query i sees keys up to token query_offset + i (without an offset the first query the first key,
+                also where they are not equally many); no mask is needed. A mask beside it applies too, as in
+                `primaldual.attention`.
             query_padding_mask: [N, L]; True or −inf marks queries that are padding, which convolutions must not mix
                 into others. Where it is not given and query and key have the same shape, `key_padding_mask` serves; a
                 mask that is False everywhere says that no query is padding.
+            query_offset: the place of the first query in the sequence of keys, as in `primaldual.attention`.
         """
         if isinstance(query, Tensor) and query.is_nested:
             return self._nested(query, key, value, is_causal), None
         problem = self.state(
-            query, key, value, key_padding_mask, need_weights, attn_mask, is_causal, query_padding_mask
+            query, key, value, key_padding_mask, need_weights, attn_mask, is_causal, query_padding_mask, query_offset
         )
         heads, weights = self._attend(problem)
         if self.mechanism_bias is not None:
@@ -194,7 +202,7 @@ class MultiheadAttention(nn.Module):
     def state(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
         need_weights: bool = True, attn_mask: Tensor | None = None, is_causal: bool = False,
-        query_padding_mask: Tensor | None = None,
+        query_padding_mask: Tensor | None = None, query_offset: int = 0,
     ) -> layer.LayerProblem:  # fmt: skip
         """The arguments of `forward`, checked, as the problem that is planned and computed."""
         given = {"query": query, "key": key, "value": value}
@@ -215,11 +223,11 @@ class MultiheadAttention(nn.Module):
         paddings = self._paddings(x, of_key, key_padding_mask, query_padding_mask, batched=query.dim() == 3)
         self._check_inputs(x, of_key, of_value)
         mask = self._four_d(attn_mask, x, of_key)
-        self._check_mixing(mask, is_causal)
+        self._check_mixing(mask, is_causal, query_offset)
         fixed = {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
         return layer.LayerProblem(
             self, x, of_key, of_value, *paddings, mask, is_causal, self.dropout if self.training else 0.0,
-            dict(self.learned.items()) | fixed, need_weights, *self._extra(),
+            dict(self.learned.items()) | fixed, need_weights, *self._extra(), query_offset,
         )  # fmt: skip
 
     def plan(
@@ -297,10 +305,11 @@ class MultiheadAttention(nn.Module):
             of_query = of_key
         return of_key, of_query
 
-    def _check_mixing(self, mask: Tensor | None, is_causal: bool) -> None:
+    def _check_mixing(self, mask: Tensor | None, is_causal: bool, query_offset: int) -> None:
         """Refuse what convolutional projections would leak."""
         if self.convolutions is None:
             return
+        checks.query_offset(query_offset, [self.convolutions["q"].spec])
         if is_causal:
             raise CausalFormError("is_causal=True: a ConvProjection lets a token depend on later ones")
         if mask is not None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..primal._spec import is_number
+from ..primal.features import FeatureMap
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -31,6 +36,33 @@ def mask(name: str, given: Any, x: Tensor) -> None:
         raise TypeError(f"{name} must be a torch.Tensor, got {_kind(given)}")
     if given.device != x.device:
         raise ValueError(f"{name} is on {given.device}, the inputs are on {x.device}; move it with {name}.to(...)")
+
+
+def query_offset(given: Any, mixing: Sequence[object]) -> None:
+    """Raise unless this is the place of the first query, and no query is mixed with those before it."""
+    if isinstance(given, bool) or not isinstance(given, int | torch.SymInt) or given < 0:
+        raise ValueError(
+            f"query_offset must be an integer of at least 0, the place of the first query in the sequence of keys; got "
+            f"{given!r}"
+        )
+    if given and mixing:
+        raise ValueError(
+            f"query_offset={given}: {mixing[0]!r} mixes a query with the tokens beside it, and those before the first "
+            f"query are not given; give the queries of the whole sequence"
+        )
+
+
+def scale(given: Any, features: FeatureMap) -> None:
+    """Raise unless this is None, or a factor that can be put on the scores of these features."""
+    if given is None:
+        return
+    if not is_number(given) or not (given > 0 and math.isfinite(given)):
+        raise ValueError(f"scale must be a positive number, the factor on the scores, or None for 1/√D; got {given!r}")
+    if not features.scaled:
+        raise ValueError(
+            f"scale={given!r}: {features!r} has no factor on q·k that could be set; only features whose kernel is a "
+            f"function of q·k/√D have one (Exponential, Taylor, RandomFeatures)"
+        )
 
 
 def parameters(name: str, x: Tensor, weight: Tensor) -> None:

@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from ..dual import Expansion, GroupHeadsByScale, Rewrite, derive
 from ..primal import Primal
-from ..primal._spec import is_number
 from ..primal.features import Parameters
 from . import checks, masks
 
@@ -132,7 +131,8 @@ def state(
 ) -> Problem:
     """Check the arguments of `attention` and bring them into one form."""
     _check_tensors(q, k, v)
-    _check_place(query_offset, scale, primal)
+    checks.query_offset(query_offset, primal.token_maps)
+    checks.scale(scale, primal.features)
     checks.mask("key_padding_mask", key_padding_mask, q)
     checks.mask("query_padding_mask", query_padding_mask, q)
     checks.mask("attn_mask", attn_mask, q)
@@ -194,28 +194,6 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(
             f"q, k and v must share dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "
             f"{v.dtype} on {v.device}"
-        )
-
-
-def _check_place(query_offset: int, scale: float | None, primal: Primal) -> None:
-    if isinstance(query_offset, bool) or not isinstance(query_offset, int | torch.SymInt) or query_offset < 0:
-        raise ValueError(
-            f"query_offset must be an integer of at least 0, the place of the first query in the sequence of keys; got "
-            f"{query_offset!r}"
-        )
-    if query_offset and primal.token_maps:
-        raise ValueError(
-            f"query_offset={query_offset}: {primal.token_maps[0]!r} mixes a query with the tokens beside it, and those "
-            f"before the first query are not given; give the queries of the whole sequence"
-        )
-    if scale is None:
-        return
-    if not is_number(scale) or not (scale > 0 and math.isfinite(scale)):
-        raise ValueError(f"scale must be a positive number, the factor on the scores, or None for 1/√D; got {scale!r}")
-    if not primal.features.scaled:
-        raise ValueError(
-            f"scale={scale!r}: {primal.features!r} has no factor on q·k that could be set; only features whose kernel "
-            f"is a function of q·k/√D have one (Exponential, Taylor, RandomFeatures)"
         )
 
 

@@ -3,7 +3,7 @@
 from ..svr.certificate import Certificate
 from ..svr.design import PerQueryError
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
-from .capture import NoAttentionError
+from .calls import NoAttentionError
 from .certification import Certification, Check
 from .certify import certify
 from .diagnose import diagnose

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..svr.arguments import double
 from ..svr.design import design
 from ..svr.fit import KernelError, NotConvergedWarning, fit
-from .capture import Call, capture
+from .calls import AttentionCall, attention_calls
 from .diagnosis import Diagnosis, HeadRow, Numbers
 from .recover import recover
 from .sequence import Notes, RefusalError, Sequence, sequence_of
@@ -63,11 +63,11 @@ def diagnose(model: nn.Module, batch: Any, *, epsilon: float = 0.1, top: int = 5
     if isinstance(top, bool) or not isinstance(top, int) or top < 0:
         raise ValueError(f"top must be an integer of at least 0, got {top!r}")
     with torch.no_grad():
-        rows = [row for call in capture(model, batch) for row in _rows(call, float(epsilon), top, max_iter)]
+        rows = [row for call in attention_calls(model, batch) for row in _rows(call, float(epsilon), top, max_iter)]
     return Diagnosis(tuple(rows), float(epsilon))
 
 
-def _rows(call: Call, epsilon: float, top: int, max_iter: int) -> list[HeadRow]:
+def _rows(call: AttentionCall, epsilon: float, top: int, max_iter: int) -> list[HeadRow]:
     """A row for each head."""
     heads = call.keys.shape[1]
     notes = Notes(heads)
@@ -94,7 +94,7 @@ def _rows(call: Call, epsilon: float, top: int, max_iter: int) -> list[HeadRow]:
 
 
 def _measure(
-    call: Call, p: Sequence, epsilon: float, top: int, max_iter: int, notes: Notes
+    call: AttentionCall, p: Sequence, epsilon: float, top: int, max_iter: int, notes: Notes
 ) -> tuple[Tensor, list[tuple[int, ...]]]:
     """`Numbers` of every head [H, 7], and the tokens with the largest |α|."""
     primal, (_, H, S, _), Dv = call.primal, p.keys.shape, p.values.shape[-1]
@@ -124,7 +124,7 @@ def _measure(
 
 
 def _shares(
-    call: Call, p: Sequence, targets: Tensor, log_c: Tensor, log_alpha: Tensor, epsilon: float, max_iter: int,
+    call: AttentionCall, p: Sequence, targets: Tensor, log_c: Tensor, log_alpha: Tensor, epsilon: float, max_iter: int,
     notes: Notes,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Which α [H, W, Dv] are not zero, and which are at the bound, at this ε; NaN where it cannot be solved."""

@@ -1,4 +1,4 @@
-"""One sequence of a captured call as one regression; for heads with one per query, that of the last valid query."""
+"""One sequence of a call as one regression; for heads with one per query, that of the last valid query."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..dual.form import pooling_of
-from .capture import Call
+from .calls import AttentionCall
 
 
 class Sequence(NamedTuple):
@@ -40,7 +40,7 @@ class Notes:
         return "; ".join(self.heads[head])
 
 
-def sequence_of(call: Call, element: int, notes: Notes) -> Sequence:
+def sequence_of(call: AttentionCall, element: int, notes: Notes) -> Sequence:
     """Keys, values and what is hidden of them; remarks go to the notes, and what is no regression is refused."""
     S, queries = call.keys.shape[2], call.queries.shape[2]
     hidden = torch.zeros(S, dtype=torch.bool, device=call.keys.device)
@@ -78,7 +78,7 @@ def _hides(mask: Tensor, name: str) -> Tensor:
     return hidden
 
 
-def _mask_row(call: Call, element: int, query: int) -> Tensor:
+def _mask_row(call: AttentionCall, element: int, query: int) -> Tensor:
     """The keys [S] that an attention mask hides from one query."""
     assert call.mask is not None
     mask = call.mask if call.mask.dim() == 4 else call.mask[None, None]

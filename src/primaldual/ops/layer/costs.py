@@ -56,7 +56,8 @@ def attention_plan(p: LayerProblem, primal: Primal, heads: int, keys: int, impl:
     return plan(
         stand_in(p, heads, p.x.shape[1]), k, k, primal,
         key_padding_mask=padding, query_padding_mask=p.query_padding, attn_mask=p.mask, is_causal=p.is_causal,
-        dropout_p=p.dropout_p, impl=impl, need_weights=p.need_weights,
+        dropout_p=p.dropout_p, impl=impl, need_weights=p.need_weights, query_offset=p.query_offset,
+        scale=p.layer.scale if primal.features.scaled else None,
         parameters={name: p.parameters[name] for name in primal.features.fixed},
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
         value_points = points if p.value is p.key else _pool(p.value, p.padding, pooling, scale)[0]
         out = attention(
             pick(queries, 1, heads), _project(p, "k", points, heads), _project(p, "v", value_points, heads),
-            primal, key_padding_mask=mask, dropout_p=p.dropout_p, impl=p.executor,
+            primal, key_padding_mask=mask, dropout_p=p.dropout_p, impl=p.executor, scale=p.layer.scale,
             parameters={n: pick(x, 0, heads) if n in per_head else x for n, x in p.parameters.items()},
         )  # fmt: skip
         assert isinstance(out, Tensor)

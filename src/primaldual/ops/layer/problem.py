@@ -23,6 +23,7 @@ class Layer(Protocol):
     num_heads: int
     head_dim: int
     impl: str
+    scale: float | None
     convolutions: nn.ModuleDict | None
 
     @property
@@ -57,6 +58,7 @@ class LayerProblem(NamedTuple):
     need_weights: bool
     extra_keys: Tensor | None = None  # [1, n, E], beside the projected ones; no mask hides them
     extra_values: Tensor | None = None
+    query_offset: int = 0
 
     @property
     def primal(self) -> Primal:
@@ -112,8 +114,8 @@ class LayerProblem(NamedTuple):
         return (
             self.layer.impl, x.shape, self.key.shape, self.value.shape, x is self.key, self.key is self.value,
             x.dtype, self.dtype, x.device, _dtype(self.padding), _dtype(self.mask), self.is_causal,
-            self.dropout_p > 0, self.need_weights, self.extra_keys is None, self.trains, self.captured, watched(),
-            native.library() is None,
+            self.dropout_p > 0, self.need_weights, self.query_offset, self.extra_keys is None, self.trains,
+            self.captured, watched(), native.library() is None,
         )  # fmt: skip
 
 
@@ -143,6 +145,8 @@ def not_plain(p: LayerProblem) -> str | None:
         return "a compiler, a counter or a transform looks at the operators"
     if p.layer.convolutions is not None:
         return "the projections are convolutional"
+    if p.layer.scale is not None:
+        return "the scores have a factor of their own"
     if p.layer.packed is None:
         return "queries, keys and values are not projected in one product"
     if not p.one_input:

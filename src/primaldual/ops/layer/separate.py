@@ -40,6 +40,7 @@ def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
         q, k, v, p.primal if not p.primal.residual else replace(p.primal, residual=False),
         key_padding_mask=padding, query_padding_mask=p.query_padding, attn_mask=mask, is_causal=is_causal,
         dropout_p=p.dropout_p, parameters=p.parameters, impl=p.executor, need_weights=p.need_weights,
+        query_offset=p.query_offset, scale=p.layer.scale,
     )  # fmt: skip
     return result if isinstance(result, tuple) else (result, None)
 
@@ -78,6 +79,6 @@ def _seen_by_all(p: LayerProblem) -> tuple[Tensor | None, Tensor | None, bool]:
     extra, mask = p.extra_keys.shape[1], p.mask
     if p.is_causal:
         nothing = torch.zeros(p.x.shape[1], p.key.shape[1], dtype=torch.bool, device=p.x.device)
-        mask = masks.with_future(nothing if mask is None else mask)
+        mask = masks.with_future(nothing if mask is None else mask, p.query_offset)
     padding, mask = (None if m is None else pad(m, (0, extra)) for m in (p.padding, mask))
     return padding, mask, False

@@ -22,7 +22,7 @@ class NoAttentionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """One call of one attention layer, after projection and head split; `number` counts the calls of a shared layer."""
 
     layer: str
@@ -38,7 +38,7 @@ class Call:
     parameters: Mapping[str, Tensor]
 
 
-def capture(model: nn.Module, batch: Any) -> list[Call]:
+def attention_calls(model: nn.Module, batch: Any) -> list[AttentionCall]:
     """Run the model once, in evaluation mode and without gradients, and record every call of an attention layer.
 
     Args:
@@ -55,7 +55,7 @@ def capture(model: nn.Module, batch: Any) -> list[Call]:
             f"{type(model).__name__} has no attention layer: expected a primaldual.MultiheadAttention or a "
             f"torch.nn.MultiheadAttention among its modules"
         )
-    calls: list[Call] = []
+    calls: list[AttentionCall] = []
     with ExitStack() as stack, torch.no_grad():
         stack.enter_context(_evaluating(model))
         for name, layer in layers.items():
@@ -88,7 +88,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 class _Recorder:
     """A forward hook: after the call, so that the layer's own errors come first; at once, before inputs can change."""
 
-    def __init__(self, name: str, layer: nn.Module, calls: list[Call]) -> None:
+    def __init__(self, name: str, layer: nn.Module, calls: list[AttentionCall]) -> None:
         self.name, self.calls, self.number = name or type(layer).__name__, calls, 0
         self.signature = inspect.signature(layer.forward)
 
@@ -102,7 +102,7 @@ class _Recorder:
         self.calls.append(
             _call(
                 self.name, self.number, ours, a["query"], a["key"], a["value"], a["key_padding_mask"],
-                a.get("query_padding_mask"), a["attn_mask"], a["is_causal"],
+                a.get("query_padding_mask"), a["attn_mask"], a["is_causal"], a.get("query_offset", 0),
             )
         )  # fmt: skip
         self.number += 1
@@ -123,9 +123,14 @@ def adapted(layer: nn.Module) -> MultiheadAttention:
 
 def _call(
     name: str, number: int, layer: MultiheadAttention, query: Tensor, key: Tensor, value: Tensor,
-    padding: Tensor | None, query_padding: Tensor | None, mask: Tensor | None, is_causal: bool,
-) -> Call:  # fmt: skip
+    padding: Tensor | None, query_padding: Tensor | None, mask: Tensor | None, is_causal: bool, query_offset: int,
+) -> AttentionCall:  # fmt: skip
     """Inputs to heads by the layer's own steps; what was one tensor stays one, as the layer has it."""
+    if layer.scale is not None or query_offset:
+        raise ValueError(
+            f"{name}: a regression is read back from heads with 1/√head_dim on their scores, whose queries begin at "
+            f"the first key; this layer has scale={layer.scale}, and query_offset={query_offset}"
+        )
     p = layer.state(query, key, value, padding, False, mask, is_causal, query_padding)
     if is_causal and p.mask is not None:
         if max(p.scales) > 1:
@@ -135,6 +140,6 @@ def _call(
             both = masks.beside_causal(p.mask)
             p = p._replace(mask=both, is_causal=both is None)
     queries, keys, values, padding, mask, is_causal = separate.heads(p)
-    return Call(
+    return AttentionCall(
         name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, p.parameters
     )
