@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -64,7 +63,8 @@ class Kept(dict[tuple[Hashable, ...], Value]):
         self.pinned.clear()
 
     def _drop_older_half(self) -> None:
-        older = list(islice((key for key in self if key not in self.pinned), -(-self.most // 2)))
+        now = list(self)  # at once: other threads may add to it
+        older = [key for key in now if key not in self.pinned][: -(-self.most // 2)]
         for device in {part for key in older for part in key if isinstance(part, torch.device)}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # another stream than the one that made a table may still read it
