@@ -20,7 +20,6 @@ import torch
 
 Value = TypeVar("Value")
 
-
 _gpus = functools.cache(torch.cuda.device_count)
 
 
@@ -65,11 +64,11 @@ class Kept(dict[tuple[Hashable, ...], Value]):
     def _drop_older_half(self) -> None:
         now = list(self)  # at once: other threads may add to it
         older = [key for key in now if key not in self.pinned][: -(-self.most // 2)]
+        gone = [self.pop(key, None) for key in older]
         for device in {part for key in older for part in key if isinstance(part, torch.device)}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # another stream than the one that made a table may still read it
-        for key in older:
-            self.pop(key, None)
+        gone.clear()
 
 
 class OnDevice(Protocol[Value]):
@@ -109,7 +108,7 @@ def on_device(most: int, from_host: bool = True) -> Callable[[Callable[..., Valu
             with torch.inference_mode(False):  # what is first met in inference serves training later
                 found = make(*key)
             if not captured:  # what a graph makes lies in the graph's own memory
-                kept.add(key, found, captured)
+                kept.add(key, found, captured=False)
             return found
 
         function = cast(OnDevice[Value], find)
