@@ -2,7 +2,8 @@
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -47,13 +48,22 @@ TABLES: dict[str, tuple[OnDevice[Any], Callable[[int], tuple[Any, ...]]]] = {
 }
 
 
+@contextmanager
+def room(function: OnDevice[Any], most: int) -> Iterator[None]:
+    """Inside, so much is remembered; nothing at first, and nothing afterwards."""
+    before, function.kept.most = function.kept.most, most
+    function.kept.clear()
+    yield
+    function.kept.most = before
+    function.kept.clear()
+
+
 @pytest.fixture(params=TABLES)
 def table(request: pytest.FixtureRequest) -> Any:
     """A function that remembers, empty and with little room, and its arguments for the nth shape."""
     function, arguments = TABLES[request.param]
-    before, function.kept = function.kept, Kept(20)
-    yield function, arguments
-    function.kept = before
+    with room(function, 20):
+        yield function, arguments
 
 
 def test_what_a_graph_reads_is_there_after_200_other_shapes(table: Any) -> None:
@@ -92,6 +102,21 @@ def test_what_a_graph_makes_lies_in_its_own_memory_and_is_not_kept(name: str) ->
     with capture():
         assert function(*arguments(331)) is not None
     assert arguments(331) not in function.kept
+
+
+def test_what_is_asked_before_a_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No graph captures the default stream or a CPU; only on other streams the driver is asked."""
+    asked: list[int] = []
+
+    def found(stream: int, *device: Any) -> bool:
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: stream, raising=False)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(stream) or stream == 7)
+        return kept.capturing(torch.device(*device))
+
+    monkeypatch.setattr(kept, "_gpus", lambda: 1)
+    assert [found(stream, "cuda", 0) for stream in (0, 5, 7)] == [False, False, True]
+    assert not found(7, "cpu") and not found(7, "cpu", 0)
+    assert asked == [5, 7]
 
 
 def test_tables_first_met_in_inference_serve_training() -> None:
@@ -159,8 +184,6 @@ def test_a_launch_that_a_graph_holds_keeps_its_table(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", ["sh", "bn+sh", "bn"])
 def test_a_graph_replays_the_same_after_200_other_shapes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_ready", Kept(20))
-    for function in (work.work, passes._points_per_head, ragged._kept_constant):
-        monkeypatch.setattr(function, "kept", Kept(20))
     q, k, v = (torch.randn(2, 8, 300, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
 
     def step(*of: torch.Tensor) -> list[torch.Tensor]:
@@ -168,26 +191,27 @@ def test_a_graph_replays_the_same_after_200_other_shapes(name: str, monkeypatch:
         return [out, *torch.autograd.grad(out.sum(), of)]
 
     expected = [x.clone() for x in step(q, k, v)]
-    graph, results = capture_graph(lambda: step(q, k, v))
-    for length in range(20, 220):
-        step(*(x[:, :, :length].detach().requires_grad_() for x in (q, k, v)))
-    assert len(work.work.kept) <= 20 + len(work.work.kept.pinned)
-    freed = [torch.full((1 << n,), -1, dtype=torch.int32, device="cuda") for n in range(4, 22)]  # over what was freed
-    for x in results:
-        x.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert len(freed) == 18
-    for mine, other in zip(results, expected, strict=True):
-        assert torch.equal(mine, other)
+    with room(work.work, 20), room(ragged._kept_constant, 20):
+        graph, results = capture_graph(lambda: step(q, k, v))
+        for length in range(20, 220):
+            step(*(x[:, :, :length].detach().requires_grad_() for x in (q, k, v)))
+        assert len(work.work.kept) <= 20 + len(work.work.kept.pinned)
+        over = [torch.full((1 << n,), -1, dtype=torch.int32, device="cuda") for n in range(4, 22)]  # what was freed
+        for x in results:
+            x.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert over
+        for mine, other in zip(results, expected, strict=True):
+            assert torch.equal(mine, other)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_every_launch_and_table_of_a_captured_step_is_kept_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_launch_and_table_of_a_captured_step_is_kept_for_good() -> None:
     """Kernels as they are compiled for Hopper, run on a CPU."""
     from support.hopper import hopper
 
-    monkeypatch.setattr(ragged._kept_constant, "kept", Kept(4))
+    ragged._kept_constant.kept.clear()
     q, k, v = (torch.randn(1, 2, 20, 16, dtype=torch.bfloat16) for _ in range(3))
 
     def step() -> torch.Tensor:
@@ -202,3 +226,4 @@ def test_every_launch_and_table_of_a_captured_step_is_kept_for_good(monkeypatch:
         assert driver.launched == 2 * launched
         assert sorted(str(key[0]) for key in launching._ready.pinned) == sorted(launched)
     assert len(ragged._kept_constant.kept.pinned) == 1
+    ragged._kept_constant.kept.clear()

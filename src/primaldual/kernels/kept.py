@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
 Value = TypeVar("Value")
 
+_gpus = functools.cache(torch.cuda.device_count)
+
 
 def capturing(device: torch.device) -> bool:
     """Whether what is done now is captured in a CUDA graph. The default stream, which eager work has, never is."""
     return (
-        device.type == "cuda"
-        and torch._C._cuda_getCurrentRawStream(device.index) != 0  # the second question takes longer
+        device.index is not None  # this is asked in every call: what takes longest comes last
+        and _gpus() > 0
+        and torch._C._cuda_getCurrentRawStream(device.index) != 0
+        and device.type == "cuda"
         and torch.cuda.is_current_stream_capturing()
     )
 
@@ -59,47 +62,57 @@ class Kept(dict[tuple[Hashable, ...], Value]):
         self.pinned.clear()
 
     def _drop_older_half(self) -> None:
-        older = list(islice((key for key in self if key not in self.pinned), -(-self.most // 2)))
+        now = list(self)  # at once: other threads may add to it
+        older = [key for key in now if key not in self.pinned][: -(-self.most // 2)]
+        gone = [self.pop(key, None) for key in older]
         for device in {part for key in older for part in key if isinstance(part, torch.device)}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # another stream than the one that made a table may still read it
-        for key in older:
-            self.pop(key, None)
+        gone.clear()
 
 
-class OnDevice(Generic[Value]):
-    """A function of what can be hashed, the device last, whose results lie on that device and are remembered."""
+class OnDevice(Protocol[Value]):
+    """A function whose results lie on a device and are remembered in `kept`."""
 
-    def __init__(self, make: Callable[..., Value], most: int, from_host: bool) -> None:
-        functools.update_wrapper(self, make)
-        self.make, self.from_host = make, from_host
-        self.kept: Kept[Value] = Kept(most)
+    kept: Kept[Value]
 
-    def __call__(self, *key: Any) -> Value:
-        found = self.kept.get(key)
-        if found is None:
-            return self._first(key)
-        if capturing(key[-1]):
-            self.kept.pin(key, found)
-        return found
-
-    def _first(self, key: tuple[Any, ...]) -> Value:
-        captured = capturing(key[-1])
-        if captured and self.from_host:
-            raise RuntimeError(
-                "attention of this shape must run once, on a side stream, before it is captured in a graph"
-            )
-        with torch.inference_mode(False):  # what is first met in inference serves training later
-            found = self.make(*key)
-        if not captured:  # what a graph makes lies in the graph's own memory
-            self.kept.add(key, found, captured)
-        return found
+    def __call__(self, *arguments: Any) -> Value: ...
 
 
 def on_device(most: int, from_host: bool = True) -> Callable[[Callable[..., Value]], OnDevice[Value]]:
-    """Remember what a function makes on a device; its arguments are given by their places, the device last.
+    """Remember what a function makes on a device; its arguments can be hashed, and the last is that device.
 
     `from_host`: whether it copies from the host, which cannot be captured. Else what is first asked for in a capture is
     made in the graph, and not remembered.
     """
-    return lambda make: OnDevice(make, most, from_host)
+
+    def remembering(make: Callable[..., Value]) -> OnDevice[Value]:
+        kept: Kept[Value] = Kept(most)
+        get = kept.get
+
+        @functools.wraps(make)
+        def find(*key: Any) -> Value:
+            found = get(key)
+            if found is None:
+                return first(key)
+            if capturing(key[-1]):
+                kept.pin(key, found)
+            return found
+
+        def first(key: tuple[Any, ...]) -> Value:
+            captured = capturing(key[-1])
+            if captured and from_host:
+                raise RuntimeError(
+                    "attention of this shape must run once, on a side stream, before it is captured in a graph"
+                )
+            with torch.inference_mode(False):  # what is first met in inference serves training later
+                found = make(*key)
+            if not captured:  # what a graph makes lies in the graph's own memory
+                kept.add(key, found, captured=False)
+            return found
+
+        function = cast(OnDevice[Value], find)
+        function.kept = kept
+        return function
+
+    return remembering

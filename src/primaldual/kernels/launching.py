@@ -154,9 +154,12 @@ def specialised_by(*tensors: Tensor | None) -> tuple[object, ...]:
 
 
 def precision(q: Tensor) -> str:
-    """Of products in float32. torch's older setting, `allow_tf32`, cannot be read where this one was set."""
-    if q.dtype != torch.float32 or q.device.type != "cuda":
-        return "ieee"
+    """Of the products of these queries."""
+    return precision_asked() if q.dtype == torch.float32 and q.device.type == "cuda" else "ieee"
+
+
+def precision_asked() -> str:
+    """What torch is told of products in float32 on a GPU. Its older setting, `allow_tf32`, cannot be read there."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 

@@ -19,11 +19,7 @@ def refusal(problem: Problem) -> str | None:
         return "it has no form for masks"
     if p.need_weights:
         return "fused attention does not return weights"
-    if p.dropout_p and p.q.shape[-1] <= cudnn.SMALL_HEAD:
-        return "cuDNN's random numbers cost more than the attention of heads as small as these"
-    if cudnn.wrong_gradients(p.k.shape[2]):
-        return f"cuDNN's gradients are not to be trusted with {p.k.shape[2]} keys"
-    return None if cudnn.usable(p.q, p.k, p.v) else "cuDNN's attention does not take these tensors"
+    return cudnn.refusal(p.q, p.k, p.v, p.dropout_p)
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:

@@ -47,6 +47,15 @@ def usable(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return torch.backends.cuda.can_use_cudnn_attention(parameters)
 
 
+def refusal(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
+    """Why these tensors are left to others; None where they are not."""
+    if dropout_p and q.shape[-1] <= SMALL_HEAD:
+        return "cuDNN's random numbers cost more than the attention of heads as small as these"
+    if wrong_gradients(k.shape[2]):
+        return f"cuDNN's gradients are not to be trusted with {k.shape[2]} keys"
+    return None if usable(q, k, v) else "cuDNN's attention does not take these tensors"
+
+
 def fused(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax attention by cuDNN: outputs, which lie as the queries do, and log-sum-exps [B, H, L, 1]."""
     if (steps := notes()) is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..derivatives import differentiated_once
-from ..launching import MULTIPROCESSORS, power_of_2
+from ..launching import MULTIPROCESSORS, power_of_2, precision_asked
 from .division import STAGES
 from .dropout import Dropout, drop_arguments
 from .sums import fold
@@ -67,4 +67,4 @@ class _Head(Function):
 
 
 def _precision(x: Tensor) -> str:
-    return "tf32" if x.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+    return precision_asked() if x.is_cuda else "ieee"

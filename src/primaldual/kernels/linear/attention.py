@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..derivatives import differentiated_once
-from ..launching import MULTIPROCESSORS, block_of, empty_like_heads
+from ..launching import MULTIPROCESSORS, block_of, empty_like_heads, precision_asked
 from . import causal_kernels, kernels
 
 PROGRAMS = 4 * MULTIPROCESSORS
@@ -239,11 +239,10 @@ def _sizes(kernel: str, q: Tensor, v: Tensor, omega: Tensor | None, *lengths: in
     D, C = q.shape[3], v.shape[3]
     F = D if omega is None else omega.shape[0]
     rows, warps, stages = launch(kernel, q.dtype, max(D, F, C))
-    precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
     return {
         "EVEN": len({*lengths}) == 1 and lengths[0] % rows == 0, "D": D, "F": F, "C": C,
         "BLOCK": rows, "BLOCK_D": block_of(D), "BLOCK_F": block_of(F), "BLOCK_C": block_of(C),
-        "RANDOM": omega is not None, "PRECISION": precision, "STAGES": stages, "num_warps": warps,
+        "RANDOM": omega is not None, "PRECISION": precision_asked(), "STAGES": stages, "num_warps": warps,
     }  # fmt: skip
 
 
