@@ -65,7 +65,7 @@ def run_demo(output: Path, settings: Settings, *, force: bool = False, console: 
     figures = draw(results)
     results.seconds = time.monotonic() - begin
     html = page(results, figures)
-    record = json.dumps(results.to_dict(), indent=1, ensure_ascii=False)
+    record = json.dumps(results.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
     # the report comes last: where there is one, the rest is there too
     write_all(output, {"results.json": record.encode(), "heads.png": figures.picture, "report.html": html.encode()})
     return results
