@@ -125,7 +125,7 @@ def demo(
 ) -> None:
     """Derive, check and train the four softmax-family mechanisms on BasicMotions, and write a report.
 
-    Needs no network and under three minutes on two CPU cores. Writes `report.html`, `results.json` and `heads.png`.
+    Needs no network and under three minutes on one CPU core. Writes `report.html`, `results.json` and `heads.png`.
     """
     settings = Settings(seeds=seeds, budget=budget or float("inf"), recipe=replace(TRAINING, epochs=epochs))
     try:
