@@ -126,8 +126,8 @@ def test_without_time_one_seed_of_each_is_trained_and_the_report_says_so(tmp_pat
 
 def test_as_many_seeds_are_trained_as_there_is_time_for(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    trainer = _Trainer(None, RECIPE, 100.0 + 7.0, None)
-    trainer.seconds, trainer.members = 2.0, 4  # half a second each: there is time for 14
+    trainer = _Trainer(None, RECIPE, 100.0 + 10.0, None)
+    trainer.seconds, trainer.members = 2.0, 4  # half a second each: in three quarters of 10 s there is time for 15
     assert trainer.seeds_in_time(4, 4) == 3
     assert trainer.seeds_in_time(3, 4) == 3
     assert trainer.seeds_in_time(2, 4) == 2

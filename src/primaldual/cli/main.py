@@ -120,7 +120,9 @@ def demo(
     output: Annotated[Path, typer.Option(help="The folder to write into.")] = Path("primaldual-demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Models per mechanism.")] = Settings.seeds,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = TRAINING.epochs,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds to stay within; 0: no limit.")] = Settings.budget,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds to stay within, by fewer seeds; 0: no limit.")
+    ] = Settings.budget,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds other files.")] = False,
 ) -> None:
     """Derive, check and train the four softmax-family mechanisms on BasicMotions, and write a report.
