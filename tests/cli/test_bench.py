@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import primaldual
 from primaldual.base import environment
-from primaldual.bench import measure, regression, targets, training
+from primaldual.bench import ceilings, measure, regression, targets, training
 from primaldual.cli import app, bench_training
 
 TINY = ("--device", "cpu", "--lengths", "16,64", "--batch", "1", "--heads", "4", "--head-dims", "8", "--repeats", "3")
@@ -32,7 +32,9 @@ def quick_ceilings(monkeypatch):
     monkeypatch.setattr(measure, "measure_ceilings", lambda *given: made)
 
 
-def test_kernels_writes_a_table_a_record_and_a_picture(tmp_path):
+def test_kernels_writes_a_table_a_record_and_a_picture(tmp_path, monkeypatch):
+    monkeypatch.setitem(ceilings.COPIED, "cpu", 2**10)
+    monkeypatch.setitem(ceilings.SIDE, "cpu", 8)
     path = tmp_path / "out" / "kernels.json"
     result = call("kernels", *TINY, "--mechanisms", "bn,conv2d", "--output", str(path), "--lengths", "16,20",
                   "--steps", "forward+backward")  # fmt: skip

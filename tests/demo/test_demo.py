@@ -14,6 +14,7 @@ from primaldual.demo import DemoError, Settings, run_demo
 from primaldual.demo import checks as checks_module
 from primaldual.demo.figures import Figures
 from primaldual.demo.heads import attention_inputs, head_maps
+from primaldual.demo.members import train_members
 from primaldual.demo.output import FILES, check_folder, write_all
 from primaldual.demo.run import _Trainer
 from primaldual.demo.settings import NAMES, PAPER, TRAINING, family, model_config
@@ -125,13 +126,23 @@ def test_without_time_one_seed_of_each_is_trained_and_the_report_says_so(tmp_pat
 
 def test_as_many_seeds_are_trained_as_there_is_time_for(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    trainer = _Trainer(None, RECIPE, 100.0 + 7.0, None)
-    trainer.seconds, trainer.members = 2.0, 4  # half a second each: there is time for 14
+    trainer = _Trainer(None, RECIPE, 100.0 + 10.0, None)
+    trainer.seconds, trainer.members = 2.0, 4  # half a second each: in three quarters of 10 s there is time for 15
     assert trainer.seeds_in_time(4, 4) == 3
     assert trainer.seeds_in_time(3, 4) == 3
     assert trainer.seeds_in_time(2, 4) == 2
     trainer.end = 90.0
     assert trainer.seeds_in_time(2, 4) == 0
+
+
+def test_a_member_has_its_share_of_the_time_and_the_map_of_a_series_that_is_shown(data, monkeypatch):
+    number = torch.arange(40.0).view(1, 40, 1, 1, 1)  # in place of the map of each test series
+    monkeypatch.setattr("primaldual.demo.members.head_maps", lambda model, series: number)
+    monkeypatch.setattr("time.process_time", iter([1.0, 5.0]).__next__)
+    recipe = replace(RECIPE, epochs=1)
+    found = train_members("bn", family()["bn"], data, recipe, range(2), lambda report: None)
+    for member in found:
+        assert data.classes[data.test.y[int(member.maps)]] == "walking" and member.seconds == 2.0
 
 
 def test_maps_are_those_that_the_model_uses(data):

@@ -1,6 +1,7 @@
 """Reports from records that no training made."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,8 @@ def test_what_is_missing_is_listed():
 def test_records_of_another_recipe_or_beta_are_left_aside():
     short = jobs("table-uea", ["JapaneseVowels"], ["bn"], range(2), epochs=3)[0]
     other = jobs("table-uea", ["PEMS-SF"], ["bn"], range(2))[0]
+    earlier = replace(record(BN, 0, [1.0]), version=0)
+    assert recorded([BN], [earlier, record(BN, 7, [1.0])]) == {BN: {}}  # of another version, of another seed
     assert short != BN and recorded([BN], [record(short, 0, [1.0]), record(other, 0, [1.0])]) == {BN: {}}
     found = of([record(short, 0, [1.0, 2.0]), *two_seeds()], epochs=3)
     assert found.cells["JapaneseVowels", "bn"].last == {0: 2.0}

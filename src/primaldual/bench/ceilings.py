@@ -13,7 +13,12 @@ import torch
 from .case import DTYPES
 from .timing import Step, elapsed
 
-_REPEATS = 10
+REPEATS = 10
+COPIED = {"cuda": 2**31, "cpu": 2**27}
+"""Bytes of the copy, by the kind of device."""
+
+SIDE = {"cuda": 8192, "cpu": 1024}
+"""Rows and columns of the matrices that are multiplied."""
 
 
 class Ceilings(NamedTuple):
@@ -46,14 +51,14 @@ def _set_tf32(allowed: bool) -> None:
 
 
 def _copy(device: torch.device) -> float:
-    size = 2**31 if device.type == "cuda" else 2**27
+    size = COPIED[device.type]
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / _median(lambda: target.copy_(source), device)
 
 
 def _product(name: str, device: torch.device) -> float:
-    n = 8192 if device.type == "cuda" else 1024
+    n = SIDE[device.type]
     dtype = torch.float32 if name == "tf32" else DTYPES[name]
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -64,4 +69,4 @@ def _product(name: str, device: torch.device) -> float:
 def _median(run: Step, device: torch.device) -> float:
     for _ in range(2):
         run()
-    return statistics.median(elapsed(run, device) for _ in range(_REPEATS))
+    return statistics.median(elapsed(run, device) for _ in range(REPEATS))

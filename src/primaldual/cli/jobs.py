@@ -46,7 +46,7 @@ def train(
         for job, seeds in left.items():
             length = f"{job.recipe.end} {job.recipe.unit}s"
             say(f"{job.dataset}, {job.mechanism}: seeds {', '.join(map(str, seeds))}, {length}")
-    if dry_run or not only_report:
+    if not only_report:
         say(f"{len(wanted) - len(left)} of {len(wanted)} runs are recorded, {len(left)} to go")
     if dry_run:
         _show_missing(dict.fromkeys(job.dataset for job in left), data_dir)

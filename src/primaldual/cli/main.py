@@ -120,12 +120,14 @@ def demo(
     output: Annotated[Path, typer.Option(help="The folder to write into.")] = Path("primaldual-demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Models per mechanism.")] = Settings.seeds,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = EPOCHS,
-    budget: Annotated[float, typer.Option(min=0, help="Seconds to stay within; 0: no limit.")] = Settings.budget,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds to stay within, by fewer seeds; 0: no limit.")
+    ] = Settings.budget,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds other files.")] = False,
 ) -> None:
     """Derive, check and train the four softmax-family mechanisms on BasicMotions, and write a report.
 
-    Needs no network and under three minutes on two CPU cores. Writes `report.html`, `results.json` and `heads.png`.
+    Needs no network and under three minutes on one CPU core. Writes `report.html`, `results.json` and `heads.png`.
     """
     settings = Settings(seeds=seeds, budget=budget or float("inf"), recipe=replace(TRAINING, epochs=epochs))
     try:

@@ -31,6 +31,9 @@ from .terminal import Bar, progress_bar
 RESERVE = 12.0
 """Seconds kept back from the budget for the figures and the page."""
 
+PLANNED = 0.75
+"""Share of the time left that is planned with, as other work may slow the machine down."""
+
 
 def run_demo(output: Path, settings: Settings, *, force: bool = False, console: Console | None = None) -> Results:
     """Derive, check and train the four mechanisms, then write the report into `output`.
@@ -65,7 +68,7 @@ def run_demo(output: Path, settings: Settings, *, force: bool = False, console: 
     figures = draw(results)
     results.seconds = time.monotonic() - begin
     html = page(results, figures)
-    record = json.dumps(results.to_dict(), indent=1, ensure_ascii=False)
+    record = json.dumps(results.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
     # the report comes last: where there is one, the rest is there too
     write_all(output, {"results.json": record.encode(), "heads.png": figures.picture, "report.html": html.encode()})
     return results
@@ -123,5 +126,5 @@ class _Trainer:
 
     def seeds_in_time(self, wanted: int, mechanisms: int) -> int:
         """How many of the seeds that are wanted can be trained for so many mechanisms, going by those so far."""
-        members = (self.end - time.monotonic()) * self.members / self.seconds
+        members = PLANNED * (self.end - time.monotonic()) * self.members / self.seconds
         return wanted if members >= wanted * mechanisms else max(0, int(members / mechanisms))

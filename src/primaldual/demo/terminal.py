@@ -32,6 +32,10 @@ class Bar:
 
         return watch
 
+    def end(self) -> None:
+        """Full, however many there are."""
+        self._bars.update(self._task, description="trained", total=self._done, completed=self._done)
+
 
 @contextmanager
 def progress_bar(console: Console, total: int) -> Iterator[Bar]:
@@ -43,7 +47,7 @@ def progress_bar(console: Console, total: int) -> Iterator[Bar]:
     with Progress(*columns, console=console) as bars:
         bar = Bar(bars, total)
         yield bar
-        bars.update(bar._task, description="trained", total=bar._done, completed=bar._done)
+        bar.end()
 
 
 def summary_table(results: Results) -> Table:
