@@ -20,8 +20,8 @@ from .._attention import attention
 from ..estimates import Estimate
 from ..pooling import pool_tokens
 from ..problem import in_order, pick
-from .costs import attention_plan, of, products, together
-from .problem import LayerProblem, not_alike
+from .costs import attention_plan, estimate_of, one_after_another, products
+from .problem import LayerProblem, queries_differ
 
 
 def refusal(p: LayerProblem) -> str | None:
@@ -34,7 +34,7 @@ def refusal(p: LayerProblem) -> str | None:
         return "the projections are convolutional"
     if p.layer.impl == "reference":
         return "the reference projects every token"
-    return not_alike(p)
+    return queries_differ(p)
 
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
@@ -68,10 +68,10 @@ def estimate(p: LayerProblem) -> Estimate:
     each = len(groups)
     projections = products(p, parts, 1 + 4 * each, 3 + 8 * each, passes=2.0 * each)
     attentions = [
-        of(attention_plan(p, _unpooled(p), len(heads), p.primal.training_set.points(s, tokens), p.executor))
+        estimate_of(attention_plan(p, _unpooled(p), len(heads), p.primal.training_set.points(s, tokens), p.executor))
         for s, heads in groups
     ]
-    return together(projections, *attentions)
+    return one_after_another(projections, *attentions)
 
 
 def _unpooled(p: LayerProblem) -> Primal:

@@ -12,8 +12,8 @@ from ...kernels.projection.grouped import Groups
 from ...kernels.ragged.work import MAX_HEAD_DIM
 from ...primal import Primal
 from ..estimates import Estimate, estimate
-from .costs import attention_plan, stand_in
-from .problem import LayerProblem, not_alike, not_plain
+from .costs import attention_plan, empty_heads
+from .problem import LayerProblem, no_projection_kernel, queries_differ
 from .recentred_projection import packed
 
 
@@ -38,12 +38,12 @@ def refusal(p: LayerProblem, *executors: str) -> str | None:
         return "every query has its own keys"
     if p.layer.impl != "auto" and p.layer.impl not in executors:
         return f"another is asked for: impl={p.layer.impl!r}"
-    if reason := not_alike(p) or not_plain(p):
+    if reason := queries_differ(p) or no_projection_kernel(p):
         return reason
     if p.padding is not None:
         return "the kernels of the projections take no padding"
     dim = p.layer.head_dim
-    if not launches(stand_in(p, 1, 1)):
+    if not launches(empty_heads(p, 1, 1)):
         return f"our kernels do not run on {p.x.device.type} in {str(p.dtype)[6:]}"
     if dim > MAX_HEAD_DIM or (p.x.is_cuda and dim % 8):
         return f"our kernels take head dimensions that are multiples of 8, up to {MAX_HEAD_DIM}, not {dim}"
