@@ -257,6 +257,7 @@ def test_what_would_be_a_regression_per_query_is_refused():
 @each_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_under_autocast_only_the_projections_are_rounded(loss: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)  # of heads whose first steps the solver takes in float32, which autocast would round
     layer, x = make(loss, dtype=torch.float32), inputs(dtype=torch.float32).requires_grad_()
     exact, weights = layer(x, x, x)
     with torch.autocast("cpu", dtype):

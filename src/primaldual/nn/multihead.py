@@ -94,22 +94,22 @@ class MultiheadAttention(nn.Module):
         self.dropout, self.batch_first, self.add_zero_attn, self.impl = dropout, batch_first, add_zero_attn, impl
         checks.scale(scale, self.primal.features)
         self.scale = scale
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self._routes: dict[object, str] = {}  # by the kind of call, what was planned before
-        self._make_projections(projection, bias, made)
+        self._make_projections(projection, bias, factory)
         for name in ("bias_k", "bias_v"):
-            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **made)) if add_bias_kv else None
+            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **factory)) if add_bias_kv else None
             self.register_parameter(name, extra)
         learned = self.primal.learned(num_heads, self.head_dim)
-        self.learned = nn.ParameterDict({name: nn.Parameter(x.to(**made)) for name, x in learned.items()})
+        self.learned = nn.ParameterDict({name: nn.Parameter(x.to(**factory)) for name, x in learned.items()})
         fixed = self.primal.features.state(self.head_dim)
         for name, x in fixed.items():
             self.register_buffer(f"feature_{name}", x.to(device=device, dtype=dtype or torch.get_default_dtype()))
-        b = nn.Parameter(torch.zeros(num_heads, self.head_dim, **made)) if self.primal.bias else None
+        b = nn.Parameter(torch.zeros(num_heads, self.head_dim, **factory)) if self.primal.bias else None
         self.register_parameter("mechanism_bias", b)
         self._reset_parameters()
 
-    def _make_projections(self, projection: str | ConvProjection, bias: bool, made: dict[str, Any]) -> None:
+    def _make_projections(self, projection: str | ConvProjection, bias: bool, factory: dict[str, Any]) -> None:
         E, same = self.embed_dim, self.kdim == self.vdim == self.embed_dim
         self.shared = projection == "shared"
         if self.shared and not same:
@@ -124,12 +124,12 @@ class MultiheadAttention(nn.Module):
         sizes |= {"k_proj_weight": None if same else (E, self.kdim), "v_proj_weight": None if same else (E, self.vdim)}
         sizes |= {"in_proj_bias": (rows,) if bias else None}
         for name, size in sizes.items():
-            self.register_parameter(name, None if size is None else nn.Parameter(torch.empty(size, **made)))
-        self.out_proj = nn.Linear(E, E, bias=bias, **made)
+            self.register_parameter(name, None if size is None else nn.Parameter(torch.empty(size, **factory)))
+        self.out_proj = nn.Linear(E, E, bias=bias, **factory)
         self.convolutions = None
         if isinstance(projection, ConvProjection):
             self.convolutions = nn.ModuleDict(
-                {n: DepthwiseConv(c, projection, **made) for n, c in (("q", E), ("k", self.kdim), ("v", self.vdim))}
+                {n: DepthwiseConv(c, projection, **factory) for n, c in (("q", E), ("k", self.kdim), ("v", self.vdim))}
             )
 
     def _reset_parameters(self) -> None:
@@ -222,12 +222,12 @@ class MultiheadAttention(nn.Module):
         of_value = of_key if value is key else self._batch_first(value)
         paddings = self._paddings(x, of_key, key_padding_mask, query_padding_mask, batched=query.dim() == 3)
         self._check_inputs(x, of_key, of_value)
-        mask = self._four_d(attn_mask, x, of_key)
+        mask = self._mask_by_head(attn_mask, x, of_key)
         self._check_mixing(mask, is_causal, query_offset)
         fixed = {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
         return layer.LayerProblem(
             self, x, of_key, of_value, *paddings, mask, is_causal, self.dropout if self.training else 0.0,
-            dict(self.learned.items()) | fixed, need_weights, *self._extra(), query_offset,
+            dict(self.learned.items()) | fixed, need_weights, *self._extra_keys_and_values(), query_offset,
         )  # fmt: skip
 
     def plan(
@@ -249,7 +249,7 @@ class MultiheadAttention(nn.Module):
         """Head outputs [N, heads, L, head_dim], and the weights where they are asked for."""
         return layer.attend(problem, self._routes)
 
-    def _extra(self) -> tuple[Tensor | None, Tensor | None]:
+    def _extra_keys_and_values(self) -> tuple[Tensor | None, Tensor | None]:
         """Softmax attention's extra keys and values [1, n, E]: the learned ones, then zeros."""
         if self.bias_k is None or self.bias_v is None:
             zeros = self.out_proj.weight.new_zeros(1, 1, self.embed_dim) if self.add_zero_attn else None
@@ -293,17 +293,17 @@ class MultiheadAttention(nn.Module):
         )
 
     def _paddings(
-        self, x: Tensor, key: Tensor, of_key: Tensor | None, of_query: Tensor | None, batched: bool
+        self, x: Tensor, key: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, batched: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """The padding masks [N, S] and [N, L] of key and query."""
         if not batched:
-            of_key, of_query = (None if m is None else m.unsqueeze(0) for m in (of_key, of_query))
-        for name, mask, of in (("key_padding_mask", of_key, key), ("query_padding_mask", of_query, x)):
+            key_mask, query_mask = (None if m is None else m.unsqueeze(0) for m in (key_mask, query_mask))
+        for name, mask, of in (("key_padding_mask", key_mask, key), ("query_padding_mask", query_mask, x)):
             if mask is not None:
                 masks.check_padding(name, mask, (of.shape[0], of.shape[1]))
-        if of_query is None and x.shape == key.shape:  # torch's callers have no way to give it
-            of_query = of_key
-        return of_key, of_query
+        if query_mask is None and x.shape == key.shape:  # torch's callers have no way to give it
+            query_mask = key_mask
+        return key_mask, query_mask
 
     def _check_mixing(self, mask: Tensor | None, is_causal: bool, query_offset: int) -> None:
         """Refuse what convolutional projections would leak."""
@@ -333,7 +333,7 @@ class MultiheadAttention(nn.Module):
             return x.unsqueeze(0)
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _four_d(self, mask: Tensor | None, x: Tensor, key: Tensor) -> Tensor | None:
+    def _mask_by_head(self, mask: Tensor | None, x: Tensor, key: Tensor) -> Tensor | None:
         """torch's [N·heads, L, S] as [N, heads, L, S]."""
         N, L, S = x.shape[0], x.shape[1], key.shape[1]
         if mask is None or mask.shape == (L, S):

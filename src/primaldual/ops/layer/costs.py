@@ -41,7 +41,7 @@ def products(
     return Estimate(flops, moved + beside, launches, seconds, 0.0 if p.captured else launches * device.host)
 
 
-def stand_in(p: LayerProblem, heads: int, length: int) -> Tensor:
+def empty_heads(p: LayerProblem, heads: int, length: int) -> Tensor:
     """An empty tensor in the place of projected heads [N, heads, length, head_dim]."""
     empty = torch.empty(p.x.shape[0], length, heads, p.layer.head_dim, dtype=p.dtype, device=p.x.device)
     return empty.requires_grad_(p.trains).transpose(1, 2)
@@ -52,9 +52,9 @@ def attention_plan(p: LayerProblem, primal: Primal, heads: int, keys: int, impl:
     padding = p.padding
     if padding is not None and padding.shape[1] != keys:
         padding = torch.zeros(padding.shape[0], keys, dtype=padding.dtype, device=padding.device)
-    k = stand_in(p, heads, keys)
+    k = empty_heads(p, heads, keys)
     return plan(
-        stand_in(p, heads, p.x.shape[1]), k, k, primal,
+        empty_heads(p, heads, p.x.shape[1]), k, k, primal,
         key_padding_mask=padding, query_padding_mask=p.query_padding, attn_mask=p.mask, is_causal=p.is_causal,
         dropout_p=p.dropout_p, impl=impl, need_weights=p.need_weights, query_offset=p.query_offset,
         scale=p.layer.scale if primal.features.scaled else None,
@@ -62,17 +62,17 @@ def attention_plan(p: LayerProblem, primal: Primal, heads: int, keys: int, impl:
     )  # fmt: skip
 
 
-def of(chosen: Plan) -> Estimate:
+def estimate_of(chosen: Plan) -> Estimate:
     """What the chosen executor would take."""
     return chosen.estimates[chosen.impl]
 
 
-def together(*parts: Estimate) -> Estimate:
+def one_after_another(*parts: Estimate) -> Estimate:
     """One after the other."""
     return Estimate(*(sum(values) for values in zip(*parts, strict=True)))
 
 
-def replayed(p: LayerProblem, whole: Estimate) -> Estimate:
+def in_one_call(p: LayerProblem, whole: Estimate) -> Estimate:
     """The same by the compiled part, which leaves the host one call."""
     device = device_of(p.x.device)
     if p.captured or not device.host:

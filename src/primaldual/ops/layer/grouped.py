@@ -11,7 +11,7 @@ from ...kernels.native import library as native
 from ...kernels.projection import grouped
 from ..estimates import Estimate
 from . import scaled
-from .costs import products, replayed, together
+from .costs import in_one_call, one_after_another, products
 from .problem import LayerProblem
 
 
@@ -44,8 +44,8 @@ def attend(p: LayerProblem, given: scaled.Projected, seed: Tensor | None, by_cud
 
 def estimate(p: LayerProblem) -> Estimate:
     """Products over points; on both ways the inputs are pooled."""
-    found = together(projections(p), scaled.attention(p, "ragged"))
-    return replayed(p, found) if not p.captured and native.library() is not None else found
+    found = one_after_another(projections(p), scaled.attention(p, "ragged"))
+    return in_one_call(p, found) if not p.captured and native.library() is not None else found
 
 
 def projections(p: LayerProblem) -> Estimate:

@@ -9,7 +9,7 @@ from ...kernels.cudnn import attention as cudnn
 from ...kernels.cudnn import beside
 from ..estimates import Estimate
 from . import grouped, scaled
-from .costs import stand_in, together
+from .costs import empty_heads, one_after_another
 from .problem import LayerProblem
 
 
@@ -28,7 +28,7 @@ def refusal(p: LayerProblem) -> str | None:
         return "heads of one scale do not stand side by side"
     if not any(beside.long(sizes.tokens, windows, sizes.head_dim) for windows in sizes.windows):
         return "no head is long enough for cuDNN's kernels to be the faster ones"
-    q = stand_in(p, sizes.heads, sizes.tokens)
+    q = empty_heads(p, sizes.heads, sizes.tokens)
     return None if cudnn.usable(q, q, q) else "cuDNN's attention does not take these heads"
 
 
@@ -45,4 +45,4 @@ def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
 
 def estimate(p: LayerProblem) -> Estimate:
     """The projections of `grouped`."""
-    return together(grouped.projections(p), scaled.attention(p, "mixed"))
+    return one_after_another(grouped.projections(p), scaled.attention(p, "mixed"))

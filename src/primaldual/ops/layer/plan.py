@@ -90,7 +90,7 @@ def attend(p: LayerProblem, known: dict[object, str]) -> tuple[Tensor, Tensor | 
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # nothing can be planned there
         return (pooled if pooled.refusal(p) is None else separate).run(p)
-    kind = p.kind()
+    kind = p.route_key()
     route = known.get(kind)
     if route is None:
         if len(known) >= 256:

@@ -21,8 +21,8 @@ from ..estimates import Estimate
 from ..plan import Plan
 from ..pooling import pool_tokens
 from ..problem import in_order, pick
-from .costs import attention_plan, of, products, together
-from .problem import LayerProblem, not_alike
+from .costs import attention_plan, estimate_of, one_after_another, products
+from .problem import LayerProblem, queries_differ
 
 
 def refusal(p: LayerProblem) -> str | None:
@@ -35,7 +35,7 @@ def refusal(p: LayerProblem) -> str | None:
         return "the projections are convolutional"
     if p.layer.impl == "reference":
         return "the reference projects every token"
-    return not_alike(p)
+    return queries_differ(p)
 
 
 def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
@@ -77,7 +77,7 @@ def estimate(p: LayerProblem) -> Estimate:
     parts += [(p.primal.training_set.points(s, tokens), 2 * len(heads) * dim) for s, heads in groups]
     each = len(groups)
     projections = products(p, parts, 1 + 4 * each, 3 + 8 * each, passes=2.0 * each)
-    return together(projections, *(of(_plan(p, s, heads)) for s, heads in groups))
+    return one_after_another(projections, *(estimate_of(_plan(p, s, heads)) for s, heads in groups))
 
 
 def _plan(p: LayerProblem, scale: int, heads: tuple[int, ...]) -> Plan:

@@ -108,14 +108,14 @@ class LayerProblem(NamedTuple):
         """[N, L, heads·dim] to [N, heads, L, dim]."""
         return x.unflatten(-1, (-1, self.layer.head_dim)).transpose(1, 2)
 
-    def kind(self) -> tuple[Any, ...]:
+    def route_key(self) -> tuple[Any, ...]:
         """What the choice of a route depends on, beside the layer itself."""
         x = self.x
         return (
             self.layer.impl, x.shape, self.key.shape, self.value.shape, x is self.key, self.key is self.value,
             x.dtype, self.dtype, x.device, _dtype(self.padding), _dtype(self.mask), self.is_causal,
             self.dropout_p > 0, self.need_weights, self.query_offset, self.extra_keys is None, self.trains,
-            self.captured, watched(), native.library() is None,
+            self.captured, operators_watched(), native.library() is None,
         )  # fmt: skip
 
 
@@ -123,12 +123,12 @@ def _dtype(mask: Tensor | None) -> torch.dtype | None:
     return None if mask is None else mask.dtype
 
 
-def watched() -> bool:
+def operators_watched() -> bool:
     """Whether something but autograd looks at the operators: a compiler, a FLOP counter, a transform."""
     return traced() or forward_ad._current_level >= 0
 
 
-def not_alike(p: LayerProblem) -> str | None:
+def queries_differ(p: LayerProblem) -> str | None:
     """Why not every query sees the same keys, in outputs alone; None where it does."""
     if p.need_weights:
         return "the weights are asked for"
@@ -139,9 +139,9 @@ def not_alike(p: LayerProblem) -> str | None:
     return None
 
 
-def not_plain(p: LayerProblem) -> str | None:
+def no_projection_kernel(p: LayerProblem) -> str | None:
     """Why the kernels of the projections cannot take this call; None where they can."""
-    if watched():
+    if operators_watched():
         return "a compiler, a counter or a transform looks at the operators"
     if p.layer.convolutions is not None:
         return "the projections are convolutional"

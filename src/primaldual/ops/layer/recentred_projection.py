@@ -14,10 +14,10 @@ from ...kernels.ragged import limits
 from ...primal import Primal
 from .._attention import attention
 from ..estimates import Estimate
-from .costs import attention_plan, of, products, replayed, together
-from .problem import LayerProblem, not_alike, not_plain
+from .costs import attention_plan, estimate_of, in_one_call, one_after_another, products
+from .problem import LayerProblem, no_projection_kernel, queries_differ
 
-BY_CUDNN = 20
+CUDNN_LAUNCHES = 20
 """Launches whose time the compiled part loses to cuDNN's attention, eager.
 
 Batch 8, 8 heads of 64, forward and backward:
@@ -33,7 +33,7 @@ def refusal(p: LayerProblem) -> str | None:
         return "the heads are not fitted to all keys"
     if p.layer.impl == "reference":
         return "the reference maps queries and keys"
-    return not_alike(p) or not_plain(p)
+    return queries_differ(p) or no_projection_kernel(p)
 
 
 def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
@@ -43,7 +43,7 @@ def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
-    if _replays(p):
+    if _runs_compiled(p):
         x, weight, bias = packed(p)
         number, beta = beta_of(p.primal.point_maps[0], p.parameters)
         found = compiled.attend_by_cudnn(x, weight, bias, p.layer.num_heads, number, beta)
@@ -58,9 +58,13 @@ def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
 def estimate(p: LayerProblem) -> Estimate:
     """One product, the mean of the inputs, a shift of the queries; back, what goes through the mean is added to dk."""
     tokens, columns = p.x.shape[1:]
-    projections = products(p, [(tokens, 3 * columns)], 3, 6 + BY_CUDNN * _replays(p), passes=7.0 if p.trains else 3.0)
-    found = together(projections, of(attention_plan(p, Primal(), p.layer.num_heads, tokens, p.executor)))
-    return replayed(p, found) if _replays(p) else found
+    projections = products(
+        p, [(tokens, 3 * columns)], 3, 6 + CUDNN_LAUNCHES * _runs_compiled(p), passes=7.0 if p.trains else 3.0
+    )
+    found = one_after_another(
+        projections, estimate_of(attention_plan(p, Primal(), p.layer.num_heads, tokens, p.executor))
+    )
+    return in_one_call(p, found) if _runs_compiled(p) else found
 
 
 def project(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,7 +84,7 @@ def packed(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor | None]:
     return as_linear(p.x, *p.layer.packed)
 
 
-def _replays(p: LayerProblem) -> bool:
+def _runs_compiled(p: LayerProblem) -> bool:
     """Whether the compiled part does all of it, with cuDNN's attention."""
     dim = p.layer.head_dim
     return (

@@ -13,7 +13,7 @@ from ...kernels.ragged import limits
 from ...primal import Primal
 from ..estimates import Estimate, estimate
 from .costs import attention_plan
-from .problem import LayerProblem, not_alike, not_plain
+from .problem import LayerProblem, no_projection_kernel, queries_differ
 from .recentred_projection import packed
 
 
@@ -38,7 +38,7 @@ def refusal(p: LayerProblem, *executors: str) -> str | None:
         return "every query has its own keys"
     if p.layer.impl != "auto" and p.layer.impl not in executors:
         return f"another is asked for: impl={p.layer.impl!r}"
-    if reason := not_alike(p) or not_plain(p):
+    if reason := queries_differ(p) or no_projection_kernel(p):
         return reason
     if p.padding is not None:
         return "the kernels of the projections take no padding"

@@ -13,13 +13,13 @@ from .. import masks
 from .._attention import attention
 from ..estimates import Estimate
 from ..plan import Plan
-from .costs import attention_plan, of, products, together
+from .costs import attention_plan, estimate_of, one_after_another, products
 from .problem import LayerProblem
 
-JOINED = 6.0
+JOINING_PASSES = 6.0
 """Passes over the inputs in which the gradients of queries, keys and values become one tensor."""
 
-BIASES = 3.0
+BIAS_PASSES = 3.0
 """And in which they are added up to those of the biases."""
 
 
@@ -60,11 +60,11 @@ def estimate(p: LayerProblem) -> Estimate:
     """Three products, one where they are packed, and the attention's own plan."""
     (_, queries, columns), keys = p.x.shape, p.key.shape[1]
     if p.one_input and p.layer.packed is not None:
-        projections = products(p, [(queries, 3 * columns)], 1, 4, JOINED + BIASES if p.trains else 0.0)
+        projections = products(p, [(queries, 3 * columns)], 1, 4, JOINING_PASSES + BIAS_PASSES if p.trains else 0.0)
     else:
         parts = [(queries, columns), (keys, columns), (keys, columns)]
-        projections = products(p, parts, 3, 9, BIASES if p.trains else 0.0)
-    return together(projections, of(_plan(p)))
+        projections = products(p, parts, 3, 9, BIAS_PASSES if p.trains else 0.0)
+    return one_after_another(projections, estimate_of(_plan(p)))
 
 
 def _plan(p: LayerProblem) -> Plan:

@@ -14,7 +14,7 @@ from ...kernels.projection import unpooled
 from ...kernels.ragged.tokens import attend_tokens
 from ..estimates import Estimate
 from . import recentred_projection, scaled
-from .costs import products, replayed, together
+from .costs import in_one_call, one_after_another, products
 from .problem import LayerProblem
 
 
@@ -25,7 +25,7 @@ def refusal(p: LayerProblem) -> str | None:
     if max(p.scales) == 1:
         if p.form.maps != "recentring":
             return "softmax heads over all tokens have nothing to pool or re-centre"
-        if not _replays(p) or p.dtype.itemsize != 2:
+        if not _runs_compiled(p) or p.dtype.itemsize != 2:
             return "heads that are re-centred and not scaled go this way through the compiled part alone"
     return None
 
@@ -53,9 +53,9 @@ def estimate(p: LayerProblem) -> Estimate:
     maps = len(p.primal.point_maps)
     passes = 3.0 * maps + (2.0 + 2.0 * maps if p.trains else 0.0)
     projections = products(p, [(tokens, 3 * columns)], 1 + 2 * maps, 4 + 2 * maps, passes)
-    found = together(projections, scaled.attention(p, "ragged"))
-    return replayed(p, found) if _replays(p) else found
+    found = one_after_another(projections, scaled.attention(p, "ragged"))
+    return in_one_call(p, found) if _runs_compiled(p) else found
 
 
-def _replays(p: LayerProblem) -> bool:
+def _runs_compiled(p: LayerProblem) -> bool:
     return not p.captured and native.library() is not None
