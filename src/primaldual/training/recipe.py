@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -76,7 +77,7 @@ class Recipe(Spec):
             raise ValueError(f"Recipe: schedule must be one such as Cosine(warmup=100), got {self.schedule!r}")
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
-            if (value is not None or name != "clip") and (not is_number(value) or not value > 0):
+            if (value is not None or name != "clip") and (not is_number(value) or not 0 < value < math.inf):
                 raise ValueError(f"Recipe: {name} must be a positive number, got {value!r}")
         if not is_number(self.weight_decay) or self.weight_decay < 0:
             raise ValueError(f"Recipe: weight_decay must be a number of at least 0, got {self.weight_decay!r}")

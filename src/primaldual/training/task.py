@@ -50,6 +50,8 @@ class Task(ABC):
             def finish(self, total, count):
                 return total / count / math.log(2)
 
+    Its public attributes, and those of the model's modules, tell its runs from others: they enter the key.
+
     Attributes:
         name: what to call it.
         metric: what `finish` gives.
@@ -132,12 +134,12 @@ class Task(ABC):
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What the model is, for the record and its key: its modules and the shapes of its parameters, in text.
+        """What the model and the task are, for the record and its key: their classes and public attributes, in text.
 
-        What else the result follows from, such as a setting of the loss, a task should add.
+        What else the result follows from, such as a constant in a function, a task of one's own should add.
         """
-        model = built(self, 0)
-        return {"model": str(model), "shapes": {name: list(p.shape) for name, p in model.named_parameters()}}
+        modules = {name: described(module) for name, module in built(self, 0).named_modules()}
+        return {"settings": described(self), "modules": modules}
 
     def identity(self) -> dict[str, Any]:
         """What a key has of it."""
@@ -154,6 +156,25 @@ def built(task: Task, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of the CPU alone: torch.manual_seed would reach devices too
         return task.build()
+
+
+def described(thing: Any) -> str:
+    """The class of a task or a module and its public attributes, as code would write them.
+
+    Left out are tensors, other modules, what a `Task` says of itself elsewhere, and what has no text of its own.
+
+    >>> described(nn.Dropout(0.1))
+    'Dropout(p=0.1, inplace=False)'
+    """
+    words = []
+    for name, value in vars(thing).items():
+        if name.startswith("_") or name == "training" or hasattr(Task, name) or name in Task.__annotations__:
+            continue
+        text = getattr(value, "__qualname__", None) or repr(value)
+        if not isinstance(value, Tensor | nn.Module) and " at 0x" not in text:
+            words.append(f"{name}={text}")
+    shapes = [f"{name}{list(p.shape)}" for name, p in getattr(thing, "_parameters", {}).items() if p is not None]
+    return f"{type(thing).__qualname__}({', '.join([*words, *shapes])})"
 
 
 def cases(batch: Batch) -> int:
