@@ -36,10 +36,10 @@ class Bytes(Task):
 
     def __init__(self, mechanism: str = "softmax") -> None:
         windows = TEXT.unfold(0, CONTEXT + 1, 4)
-        self.mechanism_name, self.parts = mechanism, {"train": (windows[:-24],), "test": (windows[-24:],)}
+        self.mechanism, self.parts = mechanism, {"train": (windows[:-24],), "test": (windows[-24:],)}
 
     def build(self) -> nn.Module:
-        return Next(self.mechanism_name)
+        return Next(self.mechanism)
 
     def loss(self, model, windows):
         return cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())

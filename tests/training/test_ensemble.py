@@ -9,8 +9,9 @@ from torch import nn
 from primaldual import mechanism, mechanisms
 from primaldual.models import SeriesConfig, build
 from primaldual.training import Ensemble, Recipe, Training, train
-from primaldual.training.batches import Batches, hold_out
+from primaldual.training.batches import Batches
 from primaldual.training.capture import no_waiting
+from primaldual.training.parts import hold_out
 from primaldual.training.series_forward import forward
 from primaldual.training.stacked import Stacked
 from training.toy import CHANNELS, CLASSES, LENGTH, members, small, toy

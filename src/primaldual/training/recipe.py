@@ -134,12 +134,11 @@ _SIZES = tuple(f.name for f in fields(SeriesSizes))
 
 
 def nested(data: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's JSON as it is written now: with the model as one value."""
-    if "encoder" not in data:
-        return data
-    sizes = {"kind": SeriesSizes.kind()} | {name: data[name] for name in _SIZES}
-    given = {name: value for name, value in data.items() if name not in _SIZES}
-    return Recipe(epochs=1).to_dict() | {"model": sizes} | given
+    """A recipe's JSON as it is written now: with the model as one value, and all that there is by now."""
+    if "encoder" in data:
+        sizes = {"kind": SeriesSizes.kind()} | {name: data[name] for name in _SIZES}
+        data = {"model": sizes} | {name: value for name, value in data.items() if name not in _SIZES}
+    return {name: x for name, x in Recipe(epochs=1).to_dict().items() if name not in ("kind", "epochs")} | data
 
 
 _FIRST = (

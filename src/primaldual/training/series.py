@@ -116,7 +116,7 @@ class SeriesTask(Task):
         return impl if self.class_weights is None else impl | {"class_weights": self.class_weights.tolist()}
 
     def identity(self) -> dict[str, Any]:
-        return {"mechanism": self.config.mechanism.to_dict(), "data": self.hash} | self.about  # type: ignore[union-attr]
+        return {"mechanism": self.stated, "data": self.hash} | self.about
 
     def data(self) -> dict[str, Any]:
         data = self.dataset

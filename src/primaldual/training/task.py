@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..primal import Primal, Spec
+from ..primal import Primal, Spec, as_primal
 
 if TYPE_CHECKING:
     from .members import Members
@@ -58,7 +58,7 @@ class Task(ABC):
         parts: cases by the name of their part: "train", and what is evaluated, such as "test". A part "validation"
             chooses the weights, as a recipe's validation share does.
         sizes: what a recipe's `model` must be; None for a model that has no sizes to choose.
-        mechanism: of the model's attention, for the record; None where it is part of the model.
+        mechanism: of the model's attention, or its name, for the record; None where that is for the model to say.
         precise: parameters and buffers with one of these in their name are used in float32 where the rest is bfloat16.
         left_out: ends of the names of buffers that nothing is computed with.
         balanced: whether the loss weighs classes alike.
@@ -69,7 +69,7 @@ class Task(ABC):
     metric: Metric = Metric("loss", more_is_better=False)
     parts: Mapping[str, Batch]
     sizes: Spec | None = None
-    mechanism: Primal | None = None
+    mechanism: str | Primal | None = None
     precise: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     balanced: bool = False
@@ -144,7 +144,12 @@ class Task(ABC):
     def identity(self) -> dict[str, Any]:
         """What a key has of it."""
         what: dict[str, Any] = {"task": {"name": self.name, "hash": self.hash} | self.about}
-        return what if self.mechanism is None else what | {"mechanism": self.mechanism.to_dict()}
+        return what if self.stated is None else what | {"mechanism": self.stated}
+
+    @property
+    def stated(self) -> dict[str, Any] | None:
+        """The mechanism in JSON."""
+        return None if self.mechanism is None else as_primal(self.mechanism).to_dict()
 
     def data(self) -> dict[str, Any]:
         """What a record says of the cases."""
