@@ -17,6 +17,7 @@ from primaldual.base.files import remove
 from primaldual.models import build
 from primaldual.training import Cosine, OneCycle, Recipe, Record, SeriesTask, Store, key, train
 from primaldual.training.ensemble import Ensemble
+from primaldual.training.store import read, write
 from training.tasks import Sums, Words, quick
 from training.toy import small, toy
 
@@ -289,6 +290,20 @@ def test_a_damaged_checkpoint_is_said_and_started_over(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         (record,) = train(data, "bn+sh", recipe, folder=tmp_path)
     assert "damaged" in caplog.text and same(record) == same(train(data, "bn+sh", recipe)[0])
+
+
+def test_a_checkpoint_of_an_older_version_is_said_and_started_over(tmp_path, steps, monkeypatch, caplog):
+    monkeypatch.setattr("primaldual.training.run.files.remove", lambda path: None)
+    train(toy(), "softmax", small(), folder=tmp_path)
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    tensors, about = read(path)
+    write(path, tensors, {name: x for name, x in about.items() if name != "evaluated"})
+    (record,) = tmp_path.glob("*.json")
+    record.unlink()
+    del steps[:]
+    with caplog.at_level("WARNING"):
+        train(toy(), "softmax", small(), folder=tmp_path)
+    assert "of an older version" in caplog.text and len(steps) == 6
 
 
 @pytest.mark.parametrize("seeds", [(), (0, 0), (-1,), (0.5,)])

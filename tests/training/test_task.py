@@ -174,6 +174,27 @@ def test_the_key_is_of_the_cases_the_model_and_the_recipe():
     assert key(Sums(), quick(), 0) == key(Sums(), quick(), 0)
 
 
+def test_what_a_task_sets_is_in_the_key_however_it_is_set():
+    class Smoothed(Sums):
+        smoothing, _cache = 0.1, None
+
+    class Rough(Sums):
+        smoothing, _cache = 0.3, None
+
+    Rough.__qualname__ = Smoothed.__qualname__
+    assert "Smoothed(smoothing=0.1, p=0.0, norm=True)" in Smoothed().about["settings"]
+    assert key(Smoothed(), quick(), 0) != key(Rough(), quick(), 0)
+    changed = Sums()
+    changed.activation = torch.tanh
+    assert key(changed, quick(), 0) != key(Sums(), quick(), 0)
+
+
+def test_what_has_other_steps_than_the_first_tensor_is_not_cut():
+    text, steps, one_hot, y = torch.zeros(4, 9), torch.zeros(4, 9, 2), torch.zeros(4, 5), torch.zeros(4)
+    found = Sums().cut(3, None, text, steps, one_hot, y)
+    assert [None if x is None else tuple(x.shape) for x in found] == [None, (4, 3), (4, 3, 2), (4, 5), (4,)]
+
+
 def test_in_bfloat16_weights_are_kept_in_float32_but_for_what_is_precise():
     class Precise(Sums):
         precise = ("1.",)  # the norm

@@ -96,8 +96,9 @@ class Task(ABC):
         return None
 
     def cut(self, length: int, *batch: Any) -> Batch:
-        """A batch whose cases are no longer than this: every tensor of more than one dimension ends there."""
-        return tuple(x[:, :length] if x is not None and x.dim() > 1 else x for x in batch)
+        """A batch whose cases are no longer: tensors [cases, steps, …] with as many steps as the first are."""
+        steps = next(x.shape[1] for x in batch if x is not None and x.dim() > 1)
+        return tuple(x[:, :length] if x is not None and x.dim() > 1 and x.shape[1] == steps else x for x in batch)
 
     def classes(self) -> Tensor | None:
         """[cases] of the training part, where what a recipe holds out is to have a share of every class."""
@@ -164,7 +165,7 @@ def built(task: Task, seed: int) -> nn.Module:
 
 
 def described(thing: Any) -> str:
-    """The class of a task or a module and its public attributes, as code would write them.
+    """The class of a task or a module and its public attributes (of a task those of its class, too), as code.
 
     Left out are tensors, other modules, what a `Task` says of itself elsewhere, and what has no text of its own.
 
@@ -172,7 +173,9 @@ def described(thing: Any) -> str:
     'Dropout(p=0.1, inplace=False)'
     """
     words = []
-    for name, value in vars(thing).items():
+    own = [c for c in reversed(type(thing).__mro__) if issubclass(c, Task) and c is not Task]
+    of_class = {name: x for c in own for name, x in vars(c).items() if not (callable(x) or hasattr(x, "__get__"))}
+    for name, value in (of_class | vars(thing)).items():
         if name.startswith("_") or name == "training" or hasattr(Task, name) or name in Task.__annotations__:
             continue
         text = getattr(value, "__qualname__", None) or repr(value)
