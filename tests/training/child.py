@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from primaldual.training import Ensemble, Record, Store, train
+from training.tasks import Words, quick
 from training.toy import small, toy
 
 
@@ -42,7 +43,10 @@ def main(folder: str, settings: dict[str, Any]) -> None:
     if settings.pop("die_after_record", False):
         die_after_a_record()
     every, seeds = settings.pop("every"), settings.pop("seeds")
-    train(toy(), "bn+sh", small(**settings), seeds, folder=folder, every=every)
+    if settings.pop("words", False):
+        train(Words(), recipe=quick(**settings), seeds=seeds, folder=folder, every=every)
+    else:
+        train(toy(), "bn+sh", small(**settings), seeds, folder=folder, every=every)
 
 
 if __name__ == "__main__":

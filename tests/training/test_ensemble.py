@@ -9,8 +9,10 @@ from torch import nn
 from primaldual import mechanism, mechanisms
 from primaldual.models import SeriesConfig, build
 from primaldual.training import Ensemble, Recipe, Training, train
-from primaldual.training.batches import Batches, hold_out
+from primaldual.training.batches import Batches
 from primaldual.training.capture import no_waiting
+from primaldual.training.members import InTurn
+from primaldual.training.parts import hold_out
 from primaldual.training.series_forward import forward
 from primaldual.training.stacked import Stacked
 from training.toy import CHANNELS, CLASSES, LENGTH, members, small, toy
@@ -102,6 +104,27 @@ def test_a_member_trains_as_the_model_alone(encoder, name, regression):
         wrong = y.argmax(-1) == data.test.y if data.classes else (y - data.test.y).square()
         metric = 100 * wrong.double().mean() if data.classes else wrong.mean().sqrt()
         assert training.history[i]["test"][-1] == pytest.approx(metric.item(), rel=1e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("regression", [False, True], ids=["classification", "regression"])
+def test_all_at_once_is_one_after_the_other(encoder, regression):
+    """The stacked forward of the family, and the way that any model can."""
+    ensemble = members(toy(regression=regression), "bn+sh", small(encoder=encoder), (7, 8, 9))
+    in_turn = InTurn(ensemble.task, ensemble.weights)
+    batch = ensemble._batch(torch.stack([torch.randperm(22)[:8] for _ in range(3)]), None)
+    test = ensemble.parts["test"].tensors
+    found = []
+    for way in (ensemble.members, in_turn):
+        for learn in (way.learn, lambda batch, way=way: way.learn_part(batch, add=False)[0]):
+            found.append((learn(batch), ensemble.weights.matrix.grad.clone()))
+    for (mine, gradient), (theirs, other) in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+        torch.testing.assert_close(gradient, other, rtol=0, atol=1e-9)
+    with torch.no_grad():
+        (mine, count), (theirs, other) = (way.score(test) for way in (ensemble.members, in_turn))
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
+    assert count == other == 10 and in_turn.at_once(test) == 256
 
 
 def test_with_dropout_members_start_as_alone_and_have_masks_of_their_own():

@@ -10,12 +10,13 @@ pytest.importorskip("triton")
 from primaldual.kernels import encoder as fused
 from primaldual.kernels.encoder.sums import weight_gradient
 from primaldual.models import SeriesConfig, build
-from primaldual.training import Cosine, Ensemble, OneCycle
+from primaldual.training import Cosine, Ensemble, OneCycle, Training
 from primaldual.training.optimizer import Optimizer
 from primaldual.training.series import SeriesTask
 from primaldual.training.series_forward import forward
 from primaldual.training.stacked import Stacked
 from support.interpreter import ON_CPU, child_process
+from training.tasks import Sums, Words, quick
 from training.toy import small, toy
 
 # numpy's, in the interpreter: hashes wrap around, and what overflows is not selected
@@ -233,6 +234,19 @@ def test_steps_of_an_ensemble_lead_where_the_formulas_lead(encoder, device):
         found.append((ensemble.total.double(), ensemble.evaluate("test").double()))
     torch.testing.assert_close(*(total for total, _ in found), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(*(metric for _, metric in found), rtol=0, atol=0.1)
+
+
+@everywhere
+@pytest.mark.parametrize("task", [Sums(norm=False), Words()], ids=["sums", "words"])
+def test_steps_of_any_task_lead_where_those_of_torch_lead(task, device):
+    found = []
+    for dtype in ("float32", "float64"):
+        recipe = quick(steps=6, dtype=dtype, optimizer="adamw", weight_decay=0.1, schedule=OneCycle(), accumulate=2)
+        training = Training(Ensemble(task, recipe, (0, 1), torch.device(device)))
+        assert training.ensemble.weights.fused == (dtype == "float32")
+        training.run()
+        found.append(training.ensemble.weights.matrix.double())
+    torch.testing.assert_close(*found, rtol=0, atol=1e-4)
 
 
 @everywhere

@@ -15,8 +15,10 @@ import torch
 from primaldual import mechanism
 from primaldual.base.files import remove
 from primaldual.models import build
-from primaldual.training import Cosine, Recipe, Record, SeriesTask, Store, key, train
+from primaldual.training import Cosine, OneCycle, Recipe, Record, SeriesTask, Store, key, train
 from primaldual.training.ensemble import Ensemble
+from primaldual.training.store import read, write
+from training.tasks import Sums, Words, quick
 from training.toy import small, toy
 
 TESTS = Path(__file__).parents[1]
@@ -86,6 +88,50 @@ def test_an_interrupted_run_goes_on_with_its_dropout(tmp_path, steps, monkeypatc
     assert len(steps) == 5 * 3
     for one, other in zip(resumed, expected, strict=True):
         assert one.history["loss"] == pytest.approx(other.history["loss"], rel=0, abs=0 if device == "cpu" else 1e-9)
+
+
+def test_a_run_of_another_task_that_was_killed_ends_as_if_it_had_not_been(tmp_path, steps):
+    settings, seeds = {"steps": 11, "accumulate": 2, "evaluate_every": 4}, (0, 3)  # 4 batches an epoch
+    expected = train(Words(), recipe=quick(**settings), seeds=seeds)
+    del steps[:]
+    kill_after(child(tmp_path, pause=0.1, every=0.0, seeds=seeds, words=True, **settings), 6)
+    resumed = train(Words(), recipe=quick(**settings), seeds=seeds, folder=tmp_path)
+    assert [same(record) for record in resumed] == [same(record) for record in expected]
+    assert 0 <= len(steps) - (11 - 6) <= 1
+
+
+EVERYTHING = {"accumulate": 2, "schedule": OneCycle(), "optimizer": "adamw", "weight_decay": 0.1}
+INTERRUPTED = {
+    "series": (lambda: SeriesTask(toy(), "bn+sh", small(dropout=0.3).model), small(dropout=0.3, validation=0.2), 6),
+    "epochs": (lambda: Sums(p=0.3, validation=True), quick(epochs=2), 6),
+    "steps": (lambda: Sums(p=0.3), quick(steps=8, evaluate_every=3, **EVERYTHING), 8),
+    "several lengths": (Words, quick(steps=9, evaluate_every=2, **EVERYTHING), 9),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_interrupted_between_any_two_batches_a_run_ends_bit_by_bit_as_it_would_have(tmp_path, steps, monkeypatch, name):
+    make, recipe, count = INTERRUPTED[name]
+    expected = train(make(), recipe=recipe, seeds=(0, 1), folder=tmp_path / "whole")
+    step, models = Ensemble.step, (tmp_path / "whole" / "models").glob("*")
+    weights = {path.name: path.read_bytes() for path in models}
+    assert len(steps) == count and len(weights) == 2
+    for at in range(count):
+        del steps[:]
+
+        def interrupted(self: Ensemble, *given, at=at) -> None:
+            if len(steps) == at:
+                raise KeyboardInterrupt
+            step(self, *given)
+
+        folder = tmp_path / str(at)
+        monkeypatch.setattr(Ensemble, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(make(), recipe=recipe, seeds=(0, 1), folder=folder, every=0.0)
+        monkeypatch.setattr(Ensemble, "step", step)
+        resumed = train(make(), recipe=recipe, seeds=(0, 1), folder=folder)
+        assert len(steps) == count and [same(record) for record in resumed] == [same(record) for record in expected]
+        assert {path.name: path.read_bytes() for path in (folder / "models").glob("*")} == weights
 
 
 def test_killed_between_two_records_a_run_is_neither_lost_nor_run_twice(tmp_path, steps):
@@ -244,6 +290,20 @@ def test_a_damaged_checkpoint_is_said_and_started_over(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         (record,) = train(data, "bn+sh", recipe, folder=tmp_path)
     assert "damaged" in caplog.text and same(record) == same(train(data, "bn+sh", recipe)[0])
+
+
+def test_a_checkpoint_of_an_older_version_is_said_and_started_over(tmp_path, steps, monkeypatch, caplog):
+    monkeypatch.setattr("primaldual.training.run.files.remove", lambda path: None)
+    train(toy(), "softmax", small(), folder=tmp_path)
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    tensors, about = read(path)
+    write(path, tensors, {name: x for name, x in about.items() if name != "evaluated"})
+    (record,) = tmp_path.glob("*.json")
+    record.unlink()
+    del steps[:]
+    with caplog.at_level("WARNING"):
+        train(toy(), "softmax", small(), folder=tmp_path)
+    assert "of an older version" in caplog.text and len(steps) == 6
 
 
 @pytest.mark.parametrize("seeds", [(), (0, 0), (-1,), (0.5,)])

@@ -2,7 +2,8 @@
 
 from ..base.packages import MissingPackageError
 from .ensemble import Ensemble, check
-from .loop import Progress, Training, Watch
+from .loop import Training
+from .progress import Progress, Watch
 from .recipe import Recipe, for_cpu, series_recipe
 from .record import Record, Score, key
 from .run import train

@@ -1,4 +1,4 @@
-"""Which cases make which batch, and what is held out of the training part: of seed and epoch alone."""
+"""Which cases make which batch: of seed and epoch alone."""
 
 from __future__ import annotations
 
@@ -70,32 +70,6 @@ class Batches:
 
     def _count(self, rows: Tensor | None) -> int:
         return self.cases if rows is None else len(rows)
-
-
-def hold_out(name: str, count: int, classes: Tensor | None, share: float) -> tuple[Tensor, Tensor]:
-    """Rows of a training part to train on and to validate on; of every class its share. The same for every seed.
-
-    Args:
-        name: of the task.
-        count: cases.
-        classes: of the cases, or None where they are one.
-    """
-    y = torch.zeros(count) if classes is None else classes.cpu()
-    groups = [(y == c).nonzero().flatten() for c in y.unique()]
-    generator = torch.Generator().manual_seed(1337)
-    held = []
-    for rows in groups:
-        many = min(round(share * len(rows)), len(rows) - 1)  # a class is never held out whole
-        held.append(rows[torch.randperm(len(rows), generator=generator)[:many]])
-    validation = torch.cat(held).sort().values
-    if not len(validation):
-        raise ValueError(
-            f"{name}: a share of {share:g} of {count} training cases holds out none; give a larger one, or more cases "
-            f"of a class"
-        )
-    rest = torch.ones(count, dtype=torch.bool)
-    rest[validation] = False
-    return rest.nonzero().flatten(), validation
 
 
 def mix(*numbers: int) -> int:

@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .batches import Batches, hold_out
+from .batches import Batches
 from .capture import Captured, WaitsForDeviceError
 from .optimizer import Optimizer
+from .parts import Part, hold_out
 from .recipe import DTYPES, Recipe
 from .stacked import Stacked
 from .task import Batch, Task, built, cases
 
 logger = logging.getLogger(__name__)
-
-
-class _Part:
-    """Cases that stay on a device, and their lengths on the CPU."""
-
-    def __init__(self, tensors: Batch, lengths: Tensor | None) -> None:
-        self.tensors, self.lengths = tensors, None if lengths is None else lengths.cpu()
-
-    def __len__(self) -> int:
-        return cases(self.tensors)
-
-    def rows(self, chosen: Tensor) -> _Part:
-        """Some of the cases."""
-        tensors = tuple(None if x is None else x[chosen.to(x.device)] for x in self.tensors)
-        return _Part(tensors, None if self.lengths is None else self.lengths[chosen])
-
-    def by_length(self) -> _Part:
-        """Sorted, where there are lengths."""
-        return self if self.lengths is None else self.rows(self.lengths.argsort(stable=True))
-
-    def pieces(self, size: int) -> Iterator[tuple[Batch, int | None]]:
-        """So many cases at a time, and the length of the longest of them, if it is known."""
-        for start in range(0, len(self), size):
-            chosen = slice(start, start + size)
-            batch = tuple(None if x is None else x[chosen] for x in self.tensors)
-            yield batch, None if self.lengths is None else int(self.lengths[chosen].max())
 
 
 class Ensemble:
@@ -72,13 +47,9 @@ class Ensemble:
         self.weights = Stacked(
             [built(task, seed) for seed in seeds], device, kept, computed, task.precise, task.left_out
         )
-        whole = _Part(task.tensors("train", computed, device), _lengths(task, "train"))
+        whole = Part.of(task, "train", computed, device)
         self.train = whole if rows is None else whole.rows(rows)
-        self.parts = {
-            part: _Part(task.tensors(part, computed, device), _lengths(task, part)).by_length()
-            for part in task.parts
-            if part != "train"
-        }
+        self.parts = {part: Part.of(task, part, computed, device).by_length() for part in task.parts if part != "train"}
         if held is not None:
             self.parts["validation"] = whole.rows(held).by_length()
         self.members = task.members(self.weights, self.train.tensors)
@@ -164,7 +135,7 @@ class Ensemble:
         return self._evaluations[part]()
 
     @torch.no_grad()
-    def _evaluate(self, part: _Part) -> Tensor:
+    def _evaluate(self, part: Part) -> Tensor:
         total = torch.zeros_like(self.total)
         count: Tensor | int = 0
         size = self.members.at_once(part.tensors)
@@ -221,13 +192,3 @@ def check(task: Task, recipe: Recipe) -> None:
             f"{task.name}: patience needs a validation share, such as 0.2, or a task with such a part; the test part "
             f"is never used for it"
         )
-
-
-def _lengths(task: Task, part: str) -> Tensor | None:
-    found = task.lengths(part)
-    if found is not None and found.shape != (cases(task.parts[part]),):
-        raise ValueError(
-            f"{task.name}: lengths({part!r}) must be one number per case, [{cases(task.parts[part])}], got "
-            f"{list(found.shape)}"
-        )
-    return found

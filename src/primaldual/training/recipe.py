@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -76,7 +77,7 @@ class Recipe(Spec):
             raise ValueError(f"Recipe: schedule must be one such as Cosine(warmup=100), got {self.schedule!r}")
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
-            if (value is not None or name != "clip") and (not is_number(value) or not value > 0):
+            if (value is not None or name != "clip") and (not is_number(value) or not 0 < value < math.inf):
                 raise ValueError(f"Recipe: {name} must be a positive number, got {value!r}")
         if not is_number(self.weight_decay) or self.weight_decay < 0:
             raise ValueError(f"Recipe: weight_decay must be a number of at least 0, got {self.weight_decay!r}")
@@ -133,12 +134,11 @@ _SIZES = tuple(f.name for f in fields(SeriesSizes))
 
 
 def nested(data: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's JSON as it is written now: with the model as one value."""
-    if "encoder" not in data:
-        return data
-    sizes = {"kind": SeriesSizes.kind()} | {name: data[name] for name in _SIZES}
-    given = {name: value for name, value in data.items() if name not in _SIZES}
-    return Recipe(epochs=1).to_dict() | {"model": sizes} | given
+    """A recipe's JSON as it is written now: with the model as one value, and all that there is by now."""
+    if "encoder" in data:
+        sizes = {"kind": SeriesSizes.kind()} | {name: data[name] for name in _SIZES}
+        data = {"model": sizes} | {name: value for name, value in data.items() if name not in _SIZES}
+    return {name: x for name, x in Recipe(epochs=1).to_dict().items() if name not in ("kind", "epochs")} | data
 
 
 _FIRST = (

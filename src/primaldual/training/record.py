@@ -13,7 +13,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
-from .loop import History, best_at
+from .progress import History, best_at
 from .recipe import VERSION, Recipe, canonical, nested
 from .task import Task
 

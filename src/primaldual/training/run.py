@@ -17,7 +17,8 @@ from ..data import Dataset
 from ..models import SeriesSizes
 from ..primal import Primal
 from .ensemble import Ensemble, check
-from .loop import Training, Watch
+from .loop import Training
+from .progress import Watch
 from .recipe import VERSION, Recipe, series_recipe
 from .record import Record, key
 from .series import SeriesTask
@@ -146,9 +147,8 @@ class _Group:
 
     def _record(self, training: Training, member: int) -> Record:
         task, seed = self.task, training.seeds[member]
-        mechanism = None if task.mechanism is None else task.mechanism.to_dict()
         return Record(
-            key(task, self.recipe, seed), VERSION, task.data(), mechanism, self.recipe.to_dict(), seed,
+            key(task, self.recipe, seed), VERSION, task.data(), task.stated, self.recipe.to_dict(), seed,
             list(training.seeds), task.metric.name, training.history[member], training.failures[member],
             training.ensemble.weights.count, round(training.seconds, 3), _peak(self.device), environment(self.device),
             task.metric.more_is_better, training.step, dict(task.about),

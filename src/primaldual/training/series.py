@@ -64,7 +64,13 @@ class SeriesTask(Task):
 
     def loss(self, model: nn.Module, *batch: Any) -> Loss:
         x, padding, y = batch
+        if self.balanced and self.classifies and self.class_weights is None:
+            raise ValueError(f"{self.name}: balanced classes are weighed by all cases; give class_weights")
         return as_mean(self.loss_of(model(x, padding).unsqueeze(0), y.unsqueeze(0), self.class_weights))[0]
+
+    def score(self, model: nn.Module, *batch: Any) -> tuple[Tensor, int]:
+        x, padding, y = batch
+        return self.score_of(model(x, padding).unsqueeze(0), y)[0], len(y)
 
     def classes(self) -> Tensor | None:
         return self.dataset.train.y if self.classifies else None
@@ -91,6 +97,10 @@ class SeriesTask(Task):
         each = cross_entropy(scores.flatten(0, 1), y.flatten(), class_weights, reduction="none").view_as(y)
         return each.mean(1) if class_weights is None else (each.sum(1), class_weights[y].sum(1))
 
+    def score_of(self, scores: Tensor, y: Tensor) -> Tensor:
+        """[members]: how many are right, or the sum of squared errors."""
+        return (scores.argmax(-1) == y).sum(1) if self.classifies else (scores - y).square().sum(1)
+
     def finish(self, total: Tensor, count: Tensor | int) -> Tensor:
         """Accuracy in percent, or root mean squared error in the targets' own unit."""
         return 100.0 * total / count if self.classifies else self.dataset.target_std * (total / count).sqrt()
@@ -116,7 +126,7 @@ class SeriesTask(Task):
         return impl if self.class_weights is None else impl | {"class_weights": self.class_weights.tolist()}
 
     def identity(self) -> dict[str, Any]:
-        return {"mechanism": self.config.mechanism.to_dict(), "data": self.hash} | self.about  # type: ignore[union-attr]
+        return {"mechanism": self.stated, "data": self.hash} | self.about
 
     def data(self) -> dict[str, Any]:
         data = self.dataset
@@ -157,8 +167,7 @@ class SeriesMembers(Members):
         members = self.weights.members
         padding = None if padding is None else padding.expand(members, -1, -1)
         scores = forward(self.series.config, self.weights, x.expand(members, -1, -1, -1), padding, False)
-        right = (scores.argmax(-1) == y).sum(1) if self.series.classifies else (scores - y).square().sum(1)
-        return right, len(y)
+        return self.series.score_of(scores, y), len(y)
 
     def at_once(self, part: Batch) -> int:
         assert part[0] is not None

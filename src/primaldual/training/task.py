@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..primal import Primal, Spec
+from ..primal import Primal, Spec, as_primal
 
 if TYPE_CHECKING:
     from .members import Members
@@ -50,13 +50,15 @@ class Task(ABC):
             def finish(self, total, count):
                 return total / count / math.log(2)
 
+    Its public attributes, and those of the model's modules, tell its runs from others: they enter the key.
+
     Attributes:
         name: what to call it.
         metric: what `finish` gives.
         parts: cases by the name of their part: "train", and what is evaluated, such as "test". A part "validation"
             chooses the weights, as a recipe's validation share does.
         sizes: what a recipe's `model` must be; None for a model that has no sizes to choose.
-        mechanism: of the model's attention, for the record; None where it is part of the model.
+        mechanism: of the model's attention, or its name, for the record; None where that is for the model to say.
         precise: parameters and buffers with one of these in their name are used in float32 where the rest is bfloat16.
         left_out: ends of the names of buffers that nothing is computed with.
         balanced: whether the loss weighs classes alike.
@@ -67,7 +69,7 @@ class Task(ABC):
     metric: Metric = Metric("loss", more_is_better=False)
     parts: Mapping[str, Batch]
     sizes: Spec | None = None
-    mechanism: Primal | None = None
+    mechanism: str | Primal | None = None
     precise: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     balanced: bool = False
@@ -94,8 +96,9 @@ class Task(ABC):
         return None
 
     def cut(self, length: int, *batch: Any) -> Batch:
-        """A batch whose cases are no longer than this: every tensor of more than one dimension ends there."""
-        return tuple(x[:, :length] if x is not None and x.dim() > 1 else x for x in batch)
+        """A batch whose cases are no longer: tensors [cases, steps, …] with as many steps as the first are."""
+        steps = next(x.shape[1] for x in batch if x is not None and x.dim() > 1)
+        return tuple(x[:, :length] if x is not None and x.dim() > 1 and x.shape[1] == steps else x for x in batch)
 
     def classes(self) -> Tensor | None:
         """[cases] of the training part, where what a recipe holds out is to have a share of every class."""
@@ -132,17 +135,22 @@ class Task(ABC):
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What the model is, for the record and its key: its modules and the shapes of its parameters, in text.
+        """What the model and the task are, for the record and its key: their classes and public attributes, in text.
 
-        What else the result follows from, such as a setting of the loss, a task should add.
+        What else the result follows from, such as a constant in a function, a task of one's own should add.
         """
-        model = built(self, 0)
-        return {"model": str(model), "shapes": {name: list(p.shape) for name, p in model.named_parameters()}}
+        modules = {name: described(module) for name, module in built(self, 0).named_modules()}
+        return {"settings": described(self), "modules": modules}
 
     def identity(self) -> dict[str, Any]:
         """What a key has of it."""
         what: dict[str, Any] = {"task": {"name": self.name, "hash": self.hash} | self.about}
-        return what if self.mechanism is None else what | {"mechanism": self.mechanism.to_dict()}
+        return what if self.stated is None else what | {"mechanism": self.stated}
+
+    @property
+    def stated(self) -> dict[str, Any] | None:
+        """The mechanism in JSON."""
+        return None if self.mechanism is None else as_primal(self.mechanism).to_dict()
 
     def data(self) -> dict[str, Any]:
         """What a record says of the cases."""
@@ -154,6 +162,27 @@ def built(task: Task, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of the CPU alone: torch.manual_seed would reach devices too
         return task.build()
+
+
+def described(thing: Any) -> str:
+    """The class of a task or a module and its public attributes (of a task those of its class, too), as code.
+
+    Left out are tensors, other modules, what a `Task` says of itself elsewhere, and what has no text of its own.
+
+    >>> described(nn.Dropout(0.1))
+    'Dropout(p=0.1, inplace=False)'
+    """
+    words = []
+    own = [c for c in reversed(type(thing).__mro__) if issubclass(c, Task) and c is not Task]
+    of_class = {name: x for c in own for name, x in vars(c).items() if not (callable(x) or hasattr(x, "__get__"))}
+    for name, value in (of_class | vars(thing)).items():
+        if name.startswith("_") or name == "training" or hasattr(Task, name) or name in Task.__annotations__:
+            continue
+        text = getattr(value, "__qualname__", None) or repr(value)
+        if not isinstance(value, Tensor | nn.Module) and " at 0x" not in text:
+            words.append(f"{name}={text}")
+    shapes = [f"{name}{list(p.shape)}" for name, p in getattr(thing, "_parameters", {}).items() if p is not None]
+    return f"{type(thing).__qualname__}({', '.join([*words, *shapes])})"
 
 
 def cases(batch: Batch) -> int:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from ..base.packages import needed
-from .loop import Progress, Watch
+from .progress import Progress, Watch
 
 
 @contextmanager
