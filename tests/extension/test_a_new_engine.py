@@ -1,4 +1,4 @@
-"""An engine of one's own for the paper's tables: runs become jobs in a folder, and workers of any kind do them."""
+"""An engine of one's own for the paper's tables: jobs become files in a folder, and workers of any kind do them."""
 
 import json
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from typer.testing import CliRunner
 
 from primaldual.cli import app
 from primaldual.data import DataError, load
-from primaldual.paper import ENGINES, Failure, Place, Run, local, report, runs
+from primaldual.paper import ENGINES, Failure, Job, Place, compare, jobs, local
 from primaldual.primal import Primal
 from primaldual.training import Recipe, Store, train
 
 
-def by_seed(wanted: Sequence[Run], place: Place) -> list[Failure]:
-    """A job per seed, as a file; what has to be done is in it whole."""
-    jobs = place.folder / "jobs"
-    jobs.mkdir(parents=True, exist_ok=True)
-    for run in wanted:
-        for seed in run.seeds:
-            job = {"set": run.dataset, "primal": run.primal.to_dict(), "recipe": run.recipe.to_dict(), "seed": seed}
-            (jobs / f"{len(list(jobs.iterdir()))}.json").write_text(json.dumps(job))
-    failures = [work(path, place) for path in sorted(jobs.iterdir())]
+def by_seed(wanted: Sequence[Job], place: Place) -> list[Failure]:
+    """A file per seed; what has to be done is in it whole."""
+    queue = place.folder / "queue"
+    queue.mkdir(parents=True, exist_ok=True)
+    for job in wanted:
+        for seed in job.seeds:
+            what = {"set": job.dataset, "primal": job.primal.to_dict(), "recipe": job.recipe.to_dict(), "seed": seed}
+            (queue / f"{len(list(queue.iterdir()))}.json").write_text(json.dumps(what))
+    failures = [work(path, place) for path in sorted(queue.iterdir())]
     return [failure for failure in failures if failure]
 
 
@@ -48,11 +48,11 @@ def cache(tmp_path, monkeypatch):
 def test_its_records_make_the_table_that_the_local_engine_s_make(tmp_path):
     part = {"only": ["BasicMotions"], "mechanisms": ["softmax"], "seeds": range(2), "epochs": 1, "d_model": 16}
     part["dropout"] = 0.0  # its masks are those of an ensemble
-    wanted = runs("table-uea-more", **part)
+    wanted = jobs("table-uea-more", **part)
     texts = []
     for name, engine in (("mine", by_seed), ("local", local)):
         assert engine(wanted, Place(tmp_path / name)) == []
-        texts.append(report("table-uea-more", Store(tmp_path / name).records(), **part).markdown())
+        texts.append(compare("table-uea-more", Store(tmp_path / name).records(), **part).markdown())
     assert texts[0] == texts[1]
     assert all(record.members == [record.seed] for record in Store(tmp_path / "mine").records())
 
