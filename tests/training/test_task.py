@@ -184,6 +184,9 @@ def test_what_a_task_sets_is_in_the_key_however_it_is_set():
     Rough.__qualname__ = Smoothed.__qualname__
     assert "Smoothed(smoothing=0.1, p=0.0, norm=True)" in Smoothed().about["settings"]
     assert key(Smoothed(), quick(), 0) != key(Rough(), quick(), 0)
+    long = Sums()
+    long.text = 1000 * "text"
+    assert len(long.about["settings"]) < 200 and key(long, quick(), 0) != key(Sums(), quick(), 0)
     changed = Sums()
     changed.activation = torch.tanh
     assert key(changed, quick(), 0) != key(Sums(), quick(), 0)

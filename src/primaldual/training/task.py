@@ -167,7 +167,8 @@ def built(task: Task, seed: int) -> nn.Module:
 def described(thing: Any) -> str:
     """The class of a task or a module and its public attributes (of a task those of its class, too), as code.
 
-    Left out are tensors, other modules, what a `Task` says of itself elsewhere, and what has no text of its own.
+    Left out are tensors, other modules, what a `Task` says of itself elsewhere, and what has no text of its own; of a
+    long text there is the hash.
 
     >>> described(nn.Dropout(0.1))
     'Dropout(p=0.1, inplace=False)'
@@ -180,7 +181,7 @@ def described(thing: Any) -> str:
             continue
         text = getattr(value, "__qualname__", None) or repr(value)
         if not isinstance(value, Tensor | nn.Module) and " at 0x" not in text:
-            words.append(f"{name}={text}")
+            words.append(f"{name}={text if len(text) <= 500 else hashlib.sha256(text.encode()).hexdigest()}")
     shapes = [f"{name}{list(p.shape)}" for name, p in getattr(thing, "_parameters", {}).items() if p is not None]
     return f"{type(thing).__qualname__}({', '.join([*words, *shapes])})"
 
