@@ -88,7 +88,7 @@ def an_h200(monkeypatch):
 @pytest.mark.parametrize(("name", "mode", "length", "route"), RANKED)
 def test_routes_are_ranked_as_measured(name, mode, length, route, an_h200):
     an_h200.setattr(problem, "captured", lambda x: mode == "captured")
-    an_h200.setattr(import_module("primaldual.ops.plan"), "circumstances", lambda q: (True, mode == "captured"))
+    an_h200.setattr(import_module("primaldual.ops.plan"), "mode_of", lambda q: (True, mode == "captured"))
     an_h200.setattr(native, "library", lambda: None if mode == "captured" else object())
     scales = {"scales": SCALES} if name == "bn+sh" else {}
     layer = MultiheadAttention(

@@ -8,7 +8,7 @@ from primaldual.dual import Expansion
 from primaldual.kernels.cudnn import beside as parallel
 from primaldual.ops import block_sparse
 from primaldual.ops.block_sparse import Problem
-from primaldual.ops.estimates import CPU, H200, TRAINING, Work, describe, device_of, estimate
+from primaldual.ops.estimates import CPU, H200, TRAINING, Sizes, device_of, estimate, sizes_of
 from primaldual.primal import Fixed, Pooled, Primal, Sparse, Strided, Window
 
 SH = (1, 1, 2, 2, 4, 4, 8, 8)
@@ -35,12 +35,12 @@ EAGER = 1.4
 """The same where the host decides: it is another machine each time."""
 
 
-def work(shape: str, scaled: bool, captured: bool, backward: bool = True) -> Work:
+def sizes(shape: str, scaled: bool, captured: bool, backward: bool = True) -> Sizes:
     batch, length, dim, scales = SHAPES[shape]
     scales = scales if scaled else (1,) * len(scales)
     groups = tuple((s, scales.count(s), -(-length // s)) for s in sorted(set(scales)))
     long = sum(parallel.long(length, points, dim) for _, _, points in groups) if scaled else 0
-    return Work(H200, torch.bfloat16, batch, length, length, dim, dim, groups, backward, captured, long=long)
+    return Sizes(H200, torch.bfloat16, batch, length, length, dim, dim, groups, backward, captured, long=long)
 
 
 def off(seconds: float, microseconds: float) -> float:
@@ -57,7 +57,7 @@ def off(seconds: float, microseconds: float) -> float:
     + [("mixed", True, *row) for row in BESIDE.items()],
 )
 def test_captured_steps_take_what_was_measured(impl: str, scaled: bool, shape: str, measured: float) -> None:
-    assert off(estimate(impl, work(shape, scaled, captured=True)).seconds, measured) < CAPTURED
+    assert off(estimate(impl, sizes(shape, scaled, captured=True)).seconds, measured) < CAPTURED
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_captured_steps_take_what_was_measured(impl: str, scaled: bool, shape: s
     + [("sdpa", True, shape, 2600) for shape in ("128", "512", "1024", "4096")],
 )
 def test_eager_steps_take_what_was_measured(impl: str, scaled: bool, shape: str, measured: float) -> None:
-    found = estimate(impl, work(shape, scaled, captured=False))
+    found = estimate(impl, sizes(shape, scaled, captured=False))
     assert off(found.seconds, measured) < EAGER
     assert (found.host > found.device) == (measured != 1290)
 
@@ -76,7 +76,7 @@ def test_eager_steps_take_what_was_measured(impl: str, scaled: bool, shape: str,
 def test_captured_scaled_heads_are_ranked_as_measured(shape: str) -> None:
     measured = {"ragged": RAGGED[shape], "sdpa": STREAMS[shape]}
     measured |= {"mixed": BESIDE[shape]} if shape in BESIDE else {}
-    found = {impl: estimate(impl, work(shape, True, captured=True)).seconds for impl in measured}
+    found = {impl: estimate(impl, sizes(shape, True, captured=True)).seconds for impl in measured}
     assert min(found, key=found.__getitem__) == min(measured, key=measured.__getitem__)
 
 
@@ -84,21 +84,21 @@ def test_captured_scaled_heads_are_ranked_as_measured(shape: str) -> None:
 def test_captured_inference_of_scaled_heads_takes_our_kernel(shape: str) -> None:
     """At 4096 and 16384 328 and 2286 µs against 352 and 2491 of cuDNN's on streams."""
     impls = ("ragged", "sdpa", "mixed") if shape in BESIDE else ("ragged", "sdpa")
-    ragged, *others = (estimate(impl, work(shape, True, True, backward=False)).seconds for impl in impls)
+    ragged, *others = (estimate(impl, sizes(shape, True, True, backward=False)).seconds for impl in impls)
     assert ragged < min(others)
 
 
 def test_cpp_leaves_the_host_less_to_do() -> None:
     """Eager, scaled heads with what `primaldual build` makes."""
     for shape, measured in (("128", 290), ("1024", 300), ("4096", 1200)):
-        found = estimate("ragged", work(shape, True, captured=False)._replace(compiled=True))
+        found = estimate("ragged", sizes(shape, True, captured=False)._replace(compiled=True))
         assert off(found.seconds, measured) < EAGER
 
 
 def test_cudnn_is_slower_where_it_is_not_to_be_trusted() -> None:
     """576 keys are four blocks and a half; flash takes 1.6 times as long."""
     shapes = [
-        Work(H200, torch.bfloat16, 80, 1152, keys, 64, 64, ((1, 8, keys),), True, True) for keys in (576, 577)
+        Sizes(H200, torch.bfloat16, 80, 1152, keys, 64, 64, ((1, 8, keys),), True, True) for keys in (576, 577)
     ]  # fmt: skip
     odd, even = (estimate("sdpa", shape).seconds for shape in shapes)
     assert off(odd, 2226) < CAPTURED and off(even, 1381) < CAPTURED and odd > even
@@ -112,7 +112,7 @@ def test_cudnn_is_slower_where_it_is_not_to_be_trusted() -> None:
 )
 def test_dropout_takes_what_was_measured_and_ours_is_the_cheaper(batch, length, dim, sdpa, ragged) -> None:
     """Captured, 8 heads, dropout 0.1."""
-    shape = Work(
+    shape = Sizes(
         H200, torch.bfloat16, batch, length, length, dim, dim, ((1, 8, length),), True, True, dropout=True
     )  # fmt: skip
     found = {impl: estimate(impl, shape).seconds for impl in ("sdpa", "ragged")}
@@ -123,18 +123,18 @@ def test_dropout_takes_what_was_measured_and_ours_is_the_cheaper(batch, length, 
 
 @pytest.mark.parametrize("shape", ["128", "512", "1024"])
 def test_eager_softmax_stays_with_torch(shape: str) -> None:
-    assert estimate("sdpa", work(shape, False, False)).seconds < estimate("ragged", work(shape, False, False)).seconds
+    assert estimate("sdpa", sizes(shape, False, False)).seconds < estimate("ragged", sizes(shape, False, False)).seconds
 
 
 def test_a_captured_graph_has_no_host() -> None:
-    assert estimate("sdpa", work("128", True, captured=True)).host == 0.0
+    assert estimate("sdpa", sizes("128", True, captured=True)).host == 0.0
 
 
-def sparse(length: int, batch: int, primal: Primal, monkeypatch: pytest.MonkeyPatch) -> Work:
+def sparse(length: int, batch: int, primal: Primal, monkeypatch: pytest.MonkeyPatch) -> Sizes:
     monkeypatch.setattr(block_sparse, "_flex_runs", lambda p: True)
     x = torch.empty(batch, 8, length, 64, device="meta", dtype=torch.bfloat16)
     problem = Problem(Expansion(primal), x, x, x)
-    return describe(problem, backward=True, captured=False)._replace(device=H200)
+    return sizes_of(problem, backward=True, captured=False)._replace(device=H200)
 
 
 STRIDED = Primal(training_set=Sparse(Strided(None)))
@@ -170,7 +170,9 @@ def test_many_pieces_pay_only_in_long_sequences(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_linear_attention_moves_four_tensors() -> None:
-    shape = Work(H200, torch.bfloat16, 1, 65536, 65536, 64, 64, ((1, 8, 65536),), False, True, features=64, kernel=True)
+    shape = Sizes(
+        H200, torch.bfloat16, 1, 65536, 65536, 64, 64, ((1, 8, 65536),), False, True, features=64, kernel=True
+    )
     found = estimate("linear", shape)
     assert found.bytes == 4 * 8 * 65536 * 64 * 2
     assert off(found.seconds, 80) < CAPTURED
@@ -187,7 +189,7 @@ def test_a_cpu_takes_what_was_measured(name: str, batch: int, length: int, causa
     x = torch.empty(batch, 8, length, 64, device="meta")
     primal = mechanism(name, **({"stride": "sqrt"} if name == "sparse" else {}))
     problem = Problem(Expansion(primal), x, x, x, is_causal=causal)
-    described = describe(problem, backward=True, captured=False)
+    described = sizes_of(problem, backward=True, captured=False)
     impl = {"sparse": "block_sparse", "linear": "linear"}.get(name, "sdpa")
     found = estimate(impl, described)
     assert off(found.seconds, measured * 1e6) < 1.6
@@ -196,7 +198,7 @@ def test_a_cpu_takes_what_was_measured(name: str, batch: int, length: int, causa
 
 def test_flops_are_those_that_are_needed() -> None:
     """Not those of padded heads: 4·B·L·D for each key of each head, and 3.5 times that with gradients."""
-    shape = work("SCP1", True, True, backward=False)
+    shape = sizes("SCP1", True, True, backward=False)
     keys = 2 * (896 + 448 + 224 + 112)
     for impl in ("sdpa", "ragged"):
         assert estimate(impl, shape).flops == 4 * 64 * 896 * 16 * keys
@@ -206,7 +208,7 @@ def test_flops_are_those_that_are_needed() -> None:
 
 @pytest.mark.parametrize("mask", ["causal", "masked"])
 def test_what_masks_leave_and_cost(mask: str) -> None:
-    plain = work("1024", False, True)
+    plain = sizes("1024", False, True)
     other = plain._replace(**{mask: True})
     faster = estimate("sdpa", other).seconds < estimate("sdpa", plain).seconds
     assert faster == (mask == "causal")

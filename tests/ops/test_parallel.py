@@ -17,7 +17,7 @@ from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
 from primaldual.kernels.ragged.passes import Shift, place_three, sum_rows
 from primaldual.ops import mixed
-from primaldual.ops.estimates import H200, describe, estimate
+from primaldual.ops.estimates import H200, estimate, sizes_of
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 from support.cudnn import stand_in
@@ -101,8 +101,8 @@ def test_as_many_launches_as_the_plan_counts(
     with adding_up() as names:
         mixed.run(p)[0].backward(leaves[0].detach())
     copies = (0 if strided else len(long)) + (len(long) < 4)  # of the log-sum-exps: for cuDNN, and for ours
-    work = describe(p, backward=True, captured=True)._replace(device=H200)
-    assert len(names) + 3 * len(long) + copies == estimate("mixed", work).launches
+    sizes = sizes_of(p, backward=True, captured=True)._replace(device=H200)
+    assert len(names) + 3 * len(long) + copies == estimate("mixed", sizes).launches
     assert names.count("place_three") == len(long)
     assert names.count("place") == (name == "bn+sh" and len(long) < 4)
 

@@ -6,8 +6,8 @@ import torch
 from primaldual import Primal, mechanism, mechanisms
 from primaldual.dual import Expansion, GroupHeadsByScale, derive
 from primaldual.ops import EXECUTORS, Plan, block_sparse, plan
-from primaldual.ops.estimates import H200, Work, describe, estimate
-from primaldual.ops.plan import WIDTH, Candidate, amount, circumstances, duration
+from primaldual.ops.estimates import H200, Sizes, estimate, sizes_of
+from primaldual.ops.plan import WIDTH, Candidate, amount, duration, mode_of
 from primaldual.ops.problem import Problem
 from primaldual.primal import Fixed, Pattern, Sparse, Strided, Window
 from primaldual.primal.features import FeatureMap
@@ -79,9 +79,9 @@ def test_on_a_gpu_pieces_in_plain_torch_pay_in_long_sequences_alone(length: int,
     """With dropout FlexAttention does not run: at 93 steps a layer took 1.7 ms in pieces."""
     x = torch.empty(batch, 8, length, 8, device="meta", dtype=torch.bfloat16)
     primal = mechanism("sparse", stride="sqrt")
-    pieces = describe(Problem(Expansion(primal), x, x, x, dropout_p=0.1), True, True)
-    work = pieces._replace(device=H200, plain=True)
-    found = {impl: estimate(impl, work).seconds for impl in ("sdpa", "block_sparse")}
+    pieces = sizes_of(Problem(Expansion(primal), x, x, x, dropout_p=0.1), True, True)
+    sizes = pieces._replace(device=H200, plain=True)
+    found = {impl: estimate(impl, sizes).seconds for impl in ("sdpa", "block_sparse")}
     assert min(found, key=found.__getitem__) == winner
     if length == 93:
         assert found["block_sparse"] == pytest.approx(1.7e-3, rel=0.3)
@@ -92,16 +92,16 @@ def test_on_a_gpu_pieces_in_plain_torch_pay_in_long_sequences_alone(length: int,
 def test_on_a_gpu_patterns_with_dropout_are_kept_by_our_kernel(pattern: Pattern, length: int, batch: int) -> None:
     x = torch.empty(batch, 8, length, 16, device="meta", dtype=torch.bfloat16)
     primal = Primal(training_set=Sparse(pattern))
-    described = describe(Problem(Expansion(primal), x, x, x, dropout_p=0.1), True, True)
-    work = described._replace(device=H200, plain=True, compiled=True)
-    found = {impl: estimate(impl, work).seconds for impl in ("sdpa", "block_sparse", "ragged")}
+    described = sizes_of(Problem(Expansion(primal), x, x, x, dropout_p=0.1), True, True)
+    sizes = described._replace(device=H200, plain=True, compiled=True)
+    found = {impl: estimate(impl, sizes).seconds for impl in ("sdpa", "block_sparse", "ragged")}
     assert min(found, key=found.__getitem__) == "ragged"
-    softmax = work._replace(pieces=0, masked=False, compiled=False)
-    assert estimate("ragged", work).flops == estimate("ragged", softmax).flops
-    assert estimate("ragged", work).device > estimate("ragged", softmax).device
+    softmax = sizes._replace(pieces=0, masked=False, compiled=False)
+    assert estimate("ragged", sizes).flops == estimate("ragged", softmax).flops
+    assert estimate("ragged", sizes).device > estimate("ragged", softmax).device
     candidates = tuple(Candidate(name, None if name in found else "not here") for name in EXECUTORS)
     assert "every score and keeps the pattern's" in " ".join(
-        Plan("ragged", False, candidates, work, Expansion(primal)).explain().split()
+        Plan("ragged", False, candidates, sizes, Expansion(primal)).explain().split()
     )
 
 
@@ -110,8 +110,8 @@ def test_on_a_gpu_long_patterns_without_dropout_stay_with_flex_attention(monkeyp
     x = torch.empty(2, 8, 16384, 64, device="meta", dtype=torch.bfloat16)
     problem = Problem(Expansion(mechanism("sparse", stride="sqrt")), x, x, x)
     for captured in (False, True):
-        work = describe(problem, True, captured)._replace(device=H200)
-        assert estimate("block_sparse", work).seconds < estimate("ragged", work).seconds
+        sizes = sizes_of(problem, True, captured)._replace(device=H200)
+        assert estimate("block_sparse", sizes).seconds < estimate("ragged", sizes).seconds
 
 
 def test_a_pattern_of_one_s_own_runs_on_the_dense_mask() -> None:
@@ -142,20 +142,20 @@ def test_what_was_asked_for_says_so() -> None:
 
 def test_the_passes_count_by_whether_gradients_are_kept() -> None:
     once, kept = plan(q, q, q, "softmax"), plan(q.clone().requires_grad_(), q, q, "softmax")
-    assert not once.work.backward and kept.work.backward
+    assert not once.sizes.backward and kept.sizes.backward
     assert kept.estimates["sdpa"].flops == 3.5 * once.estimates["sdpa"].flops
     assert "forward and backward" in kept.explain()
     with torch.no_grad():
-        assert circumstances(q.clone().requires_grad_()) == (False, False)
+        assert mode_of(q.clone().requires_grad_()) == (False, False)
 
 
 def on_an_h200(captured: bool, impl: str) -> Plan:
     groups = ((1, 2, 1024), (2, 2, 512), (4, 2, 256), (8, 2, 128))
-    work = Work(H200, torch.bfloat16, 8, 1024, 1024, 64, 64, groups, backward=True, captured=captured)
+    sizes = Sizes(H200, torch.bfloat16, 8, 1024, 1024, 64, 64, groups, backward=True, captured=captured)
     refused = {"linear": "Exponential() is not finite", "block_sparse": "the training set is not Sparse"}
     refused |= {"recentred": "no re-centring", "mixed": "no head is long enough"}
     candidates = tuple(Candidate(name, refused.get(name)) for name in EXECUTORS)
-    return Plan(impl, False, candidates, work, derive("sh", (GroupHeadsByScale,)))
+    return Plan(impl, False, candidates, sizes, derive("sh", (GroupHeadsByScale,)))
 
 
 def test_an_explanation_names_the_winner_the_rival_and_the_reason() -> None:
@@ -183,12 +183,12 @@ def test_long_heads_go_back_through_cudnn_s_kernels_captured() -> None:
     problem = Problem(Expansion(mechanism("sh")), x, x, x)
     found = {}
     for backward, captured in ((True, True), (True, False), (False, True)):
-        work = describe(problem, backward, captured)._replace(device=H200)
-        assert work.long == 2
-        seconds = {impl: estimate(impl, work).seconds for impl in ("sdpa", "ragged", "mixed")}
+        sizes = sizes_of(problem, backward, captured)._replace(device=H200)
+        assert sizes.long == 2
+        seconds = {impl: estimate(impl, sizes).seconds for impl in ("sdpa", "ragged", "mixed")}
         found[backward, captured] = min(seconds, key=seconds.__getitem__)
     assert found == {(True, True): "mixed", (True, False): "ragged", (False, True): "ragged"}
-    captured = describe(problem, True, True)._replace(device=H200)
+    captured = sizes_of(problem, True, True)._replace(device=H200)
     candidates = tuple(Candidate(name, None if name in seconds else "not here") for name in EXECUTORS)
     chosen = Plan("mixed", False, candidates, captured, Expansion(problem.primal))
     assert "our kernel forward, and cuDNN's backward for long heads" in " ".join(chosen.explain().split())

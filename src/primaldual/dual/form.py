@@ -104,9 +104,9 @@ def is_affine(map_: PointMap) -> bool:
 
 
 class Beta(NamedTuple):
-    """β of a re-centring: the number, times what is learned for each head, where it is."""
+    """β of a re-centring: the factor, times what is learned for each head, where it is."""
 
-    number: float
+    factor: float
     per_head: Tensor | None  # [heads]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..primal import Primal, as_primal
 from . import checks, ragged
-from .plan import EXECUTORS, Plan, choose, circumstances, execute, executor_of, taken_by
+from .plan import EXECUTORS, Plan, choose, execute, executor_of, mode_of, taken_by
 from .problem import Problem, state
 
 
@@ -76,7 +76,7 @@ def attention(
         and not (parameters or need_weights or torch.compiler.is_compiling())
     ):  # fmt: skip
         key = (primal, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, is_causal,
-               dropout_p, impl, query_offset, scale, *circumstances(q))  # fmt: skip
+               dropout_p, impl, query_offset, scale, *mode_of(q))  # fmt: skip
         if (known := _known.get(key)) is not None:
             return known(q, k, v)
     problem = state(

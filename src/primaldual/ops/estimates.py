@@ -113,7 +113,7 @@ CPU = Device(
 """Two cores, results/cpu/attention.json. An operator's own overhead is part of the rates."""
 
 
-class Work(NamedTuple):
+class Sizes(NamedTuple):
     """What an estimate depends on."""
 
     device: Device
@@ -172,7 +172,7 @@ class Estimate(NamedTuple):
         return max(self.device, self.host)
 
 
-def describe(problem: Problem, backward: bool, captured: bool) -> Work:
+def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
     """The numbers that the estimates of a problem depend on."""
     primal, q = problem.primal, problem.q
     training_set, features, form = primal.training_set, primal.features, form_of(primal)
@@ -188,7 +188,7 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
     kept = (
         block_sparse.estimate(problem) if form.subset == "pattern" and form.softmax and form.points != "own" else None
     )
-    return Work(
+    return Sizes(
         device_of(q.device), q.dtype, batch, queries, tokens, dim, problem.v.shape[-1], groups, backward, captured,
         compiled=q.is_cuda and not torch.compiler.is_compiling() and native.library() is not None,
         dropout=problem.dropout_p > 0,
@@ -226,9 +226,9 @@ def device_of(device: torch.device) -> Device:
     )
 
 
-def estimate(impl: str, work: Work) -> Estimate:
-    """What an executor takes for this work; whether it can do it is not asked here."""
-    return _total(work, _COUNTS[impl](work))
+def estimate(impl: str, sizes: Sizes) -> Estimate:
+    """What an executor takes for these sizes; whether it can do it is not asked here."""
+    return _total(sizes, _COUNTS[impl](sizes))
 
 
 class _Count(NamedTuple):
@@ -244,165 +244,165 @@ class _Count(NamedTuple):
     beside: float = 0.0  # bytes of passes that input maps make over queries and keys, before the attention and after it
 
 
-def _total(work: Work, count: _Count) -> Estimate:
-    device, fit = work.device, work.device.fits[count.fit]
-    share = fit.share if work.backward else fit.forward or fit.share
-    rate = share * device.rates.get(work.dtype, device.rates[torch.float32])
-    more, more_bytes = (TRAINING, TRAINING_BYTES) if work.backward else (1.0, 1.0)
-    launches = count.launches + (count.back if work.backward else 0)
-    busy = (count.flops if count.busy is None else count.busy) * (fit.dropout if work.dropout else 1.0)
-    beside = (2.0 if work.backward else 1.0) * count.beside
+def _total(sizes: Sizes, count: _Count) -> Estimate:
+    device, fit = sizes.device, sizes.device.fits[count.fit]
+    share = fit.share if sizes.backward else fit.forward or fit.share
+    rate = share * device.rates.get(sizes.dtype, device.rates[torch.float32])
+    more, more_bytes = (TRAINING, TRAINING_BYTES) if sizes.backward else (1.0, 1.0)
+    launches = count.launches + (count.back if sizes.backward else 0)
+    busy = (count.flops if count.busy is None else count.busy) * (fit.dropout if sizes.dropout else 1.0)
+    beside = (2.0 if sizes.backward else 1.0) * count.beside
     on_device = max(more * busy / rate, more_bytes * count.bytes / (fit.bandwidth * device.bandwidth))
     on_device += beside / device.bandwidth + launches * device.gap
     host = 0.0
-    if device.host and not work.captured:
+    if device.host and not sizes.captured:
         host = launches * device.host + (fit.call + fit.part * count.parts) * more / TRAINING
     return Estimate(more * count.flops, more_bytes * count.bytes + beside, launches, on_device, host)
 
 
-def _attention(work: Work, keys: float, row: int = 0, narrowest: int = 0) -> float:
+def _attention(sizes: Sizes, keys: float, row: int = 0, narrowest: int = 0) -> float:
     """FLOPs of scoring and summing, where a query has so many keys in all of its heads together."""
-    width = max(work.head_dim, narrowest) + max(work.value_dim, narrowest)
-    return 2.0 * work.batch * work.queries * (keys + work.heads * row) * width
+    width = max(sizes.head_dim, narrowest) + max(sizes.value_dim, narrowest)
+    return 2.0 * sizes.batch * sizes.queries * (keys + sizes.heads * row) * width
 
 
-def _rows(work: Work) -> float:
+def _rows(sizes: Sizes) -> float:
     """Bytes of reading queries and points and writing the output; pooling reads the tokens and writes the points."""
-    pooling = sum(heads * (work.tokens + points) for scale, heads, points in work.groups if scale > 1)
-    rows = work.heads * work.queries + work.points + pooling
-    return float(work.batch * rows * (work.head_dim + work.value_dim) * work.dtype.itemsize)
+    pooling = sum(heads * (sizes.tokens + points) for scale, heads, points in sizes.groups if scale > 1)
+    rows = sizes.heads * sizes.queries + sizes.points + pooling
+    return float(sizes.batch * rows * (sizes.head_dim + sizes.value_dim) * sizes.dtype.itemsize)
 
 
-def _pass(work: Work) -> float:
+def _pass(sizes: Sizes) -> float:
     """Bytes of reading all queries, or writing them."""
-    return float(work.batch * work.heads * work.queries * work.head_dim * work.dtype.itemsize)
+    return float(sizes.batch * sizes.heads * sizes.queries * sizes.head_dim * sizes.dtype.itemsize)
 
 
-def _mixed(work: Work) -> _Count:
+def _mixed(sizes: Sizes) -> _Count:
     """Ours forward; backward three kernels of cuDNN's for a long group and one that puts in place, beside ours.
 
     Re-centring adds a sum over rows. Ours, and cuDNN's where it must, come after a copy of their log-sum-exps.
     """
-    ours, fit = _ragged(work), work.device.fits["mixed"]
-    if not work.backward:
+    ours, fit = _ragged(sizes), sizes.device.fits["mixed"]
+    if not sizes.backward:
         return ours._replace(launches=ours.launches + 1)  # the same, and of equals ours is to be taken
-    busy = _attention(work, work.points, fit.row, fit.narrowest)
-    groups = len(work.groups)
-    each = 4 + work.maps + (not cudnn.STRIDED)
-    back = each * work.long + (ours.back + 1 if work.long < groups else 0)
+    busy = _attention(sizes, sizes.points, fit.row, fit.narrowest)
+    groups = len(sizes.groups)
+    each = 4 + sizes.maps + (not cudnn.STRIDED)
+    back = each * sizes.long + (ours.back + 1 if sizes.long < groups else 0)
     return ours._replace(fit="mixed", back=back, parts=groups, busy=busy)
 
 
-def _sdpa(work: Work) -> _Count:
+def _sdpa(sizes: Sizes) -> _Count:
     """A kernel per scale forward and three backward. Beside it pooling, and with several scales putting in place."""
-    groups, keys = len(work.groups), float(work.points)
-    masked = work.masked or (work.causal and work.pooled > 0)
-    if work.causal:  # pooled: complete windows and running means, under a mask
+    groups, keys = len(sizes.groups), float(sizes.points)
+    masked = sizes.masked or (sizes.causal and sizes.pooled > 0)
+    if sizes.causal:  # pooled: complete windows and running means, under a mask
         alone = 1.0 if masked else 0.5
-        keys = sum(heads * points * (2.0 if scale > 1 else alone) for scale, heads, points in work.groups)
-    forward, back = groups + work.pooled, 3 * groups
+        keys = sum(heads * points * (2.0 if scale > 1 else alone) for scale, heads, points in sizes.groups)
+    forward, back = groups + sizes.pooled, 3 * groups
     if groups > 1:
         forward, back = forward + groups, back + 3 * groups
     if masked:
         forward, back = forward + 4 * groups, back + groups
-    if not work.inside:
-        forward, back = forward + 3 * work.pooled, back + 3 * work.pooled
-    forward, back = forward + 3 * groups * work.maps, back + 4 * groups * work.maps
+    if not sizes.inside:
+        forward, back = forward + 3 * sizes.pooled, back + 3 * sizes.pooled
+    forward, back = forward + 3 * groups * sizes.maps, back + 4 * groups * sizes.maps
     name = "masked" if masked else "sdpa"
-    fit = work.device.fits[name]
+    fit = sizes.device.fits[name]
     spent = keys
-    if work.backward and work.device.host and work.dtype.itemsize == 2 and not masked:
-        odd = sum(heads * points for _, heads, points in work.groups if cudnn.wrong_gradients(points))
+    if sizes.backward and sizes.device.host and sizes.dtype.itemsize == 2 and not masked:
+        odd = sum(heads * points for _, heads, points in sizes.groups if cudnn.wrong_gradients(points))
         spent += (WITHOUT_CUDNN - 1.0) * odd
-    busy = _attention(work, spent, fit.row, fit.narrowest)
-    parts, beside = groups if groups > 1 else 0, 3.0 * work.maps * _pass(work)
-    return _Count(name, _attention(work, keys), _rows(work), forward, back, parts, busy, beside)
+    busy = _attention(sizes, spent, fit.row, fit.narrowest)
+    parts, beside = groups if groups > 1 else 0, 3.0 * sizes.maps * _pass(sizes)
+    return _Count(name, _attention(sizes, keys), _rows(sizes), forward, back, parts, busy, beside)
 
 
-def _recentred(work: Work) -> _Count:
+def _recentred(sizes: Sizes) -> _Count:
     """As `sdpa`, but for the operators of the re-centring, which are three launches fewer on the way back."""
-    found = _sdpa(work)
+    found = _sdpa(sizes)
     return found._replace(back=found.back - 3)
 
 
-def _ragged(work: Work) -> _Count:
+def _ragged(sizes: Sizes) -> _Count:
     """All heads in one launch forward, two backward, after one that pools; outside of these torch pools and joins.
 
     Re-centring adds a sum over rows each way, and backward a pass over the gradients of the keys.
     """
-    name = "compiled" if work.compiled and work.inside and not work.pieces else "ragged"
-    fit, keys = work.device.fits[name], work.points * (0.5 if work.causal else 1.0)
-    forward, back = 1 + (work.pooled > 0), 2
-    if work.inside:
-        forward, back = forward + work.maps, back + 2 * work.maps
+    name = "compiled" if sizes.compiled and sizes.inside and not sizes.pieces else "ragged"
+    fit, keys = sizes.device.fits[name], sizes.points * (0.5 if sizes.causal else 1.0)
+    forward, back = 1 + (sizes.pooled > 0), 2
+    if sizes.inside:
+        forward, back = forward + sizes.maps, back + 2 * sizes.maps
     else:
-        groups = len(work.groups)
-        forward, back = forward + groups * (6 + 3 * work.maps), back + groups * (6 + 4 * work.maps)
-    busy = _attention(work, keys, fit.row, fit.narrowest) * (fit.pattern if work.pieces else 1.0)
-    beside = 2.5 * work.maps * _pass(work)
-    return _Count(name, _attention(work, keys), _rows(work), forward, back, busy=busy, beside=beside)
+        groups = len(sizes.groups)
+        forward, back = forward + groups * (6 + 3 * sizes.maps), back + groups * (6 + 4 * sizes.maps)
+    busy = _attention(sizes, keys, fit.row, fit.narrowest) * (fit.pattern if sizes.pieces else 1.0)
+    beside = 2.5 * sizes.maps * _pass(sizes)
+    return _Count(name, _attention(sizes, keys), _rows(sizes), forward, back, busy=busy, beside=beside)
 
 
-def _block_sparse(work: Work) -> _Count:
+def _block_sparse(sizes: Sizes) -> _Count:
     """An attention per piece, and the merge of their outputs in float32; in plain torch 40 passes over the scores."""
-    merged = 4 * work.batch * work.heads * work.queries * work.value_dim * 3
-    pieces, groups, flops = work.pieces, len(work.groups), float(work.piece_flops)
-    moved = max(1.0, pieces / groups) * (_rows(work) + merged)
-    if work.plain:
-        moved += 40 * 4 * flops / (2 * (work.head_dim + work.value_dim))
+    merged = 4 * sizes.batch * sizes.heads * sizes.queries * sizes.value_dim * 3
+    pieces, groups, flops = sizes.pieces, len(sizes.groups), float(sizes.piece_flops)
+    moved = max(1.0, pieces / groups) * (_rows(sizes) + merged)
+    if sizes.plain:
+        moved += 40 * 4 * flops / (2 * (sizes.head_dim + sizes.value_dim))
         return _Count("pieces", flops, moved, 40 * pieces, 60 * pieces, pieces)
-    narrowest = work.device.fits["block_sparse"].narrowest
-    wide = max(work.head_dim, narrowest) + max(work.value_dim, narrowest)
-    busy = flops * wide / (work.head_dim + work.value_dim)
+    narrowest = sizes.device.fits["block_sparse"].narrowest
+    wide = max(sizes.head_dim, narrowest) + max(sizes.value_dim, narrowest)
+    busy = flops * wide / (sizes.head_dim + sizes.value_dim)
     return _Count("block_sparse", flops, moved, 6 * pieces, 10 * pieces, pieces, busy)
 
 
-def _linear(work: Work) -> _Count:
+def _linear(sizes: Sizes) -> _Count:
     """Keys into a state, queries through it; without kernels Φ is written and read several times."""
-    groups, F, C = len(work.groups), work.features, work.value_dim + 1
-    rows = work.heads * work.queries
-    flops = 2.0 * work.batch * (rows + work.points) * F * C
-    if work.causal:  # keys once more, and a dense product inside each chunk
-        flops += 2.0 * work.batch * rows * (F * C + linear.CHUNK * (F + C))
-    moved = _rows(work) * (1.5 if work.causal else 1.0)
-    if work.kernel:
+    groups, F, C = len(sizes.groups), sizes.features, sizes.value_dim + 1
+    rows = sizes.heads * sizes.queries
+    flops = 2.0 * sizes.batch * (rows + sizes.points) * F * C
+    if sizes.causal:  # keys once more, and a dense product inside each chunk
+        flops += 2.0 * sizes.batch * rows * (F * C + linear.CHUNK * (F + C))
+    moved = _rows(sizes) * (1.5 if sizes.causal else 1.0)
+    if sizes.kernel:
         forward, back = 3, 5
     else:
         forward, back = 12, 20
-        moved += 6.0 * work.batch * (rows + work.points) * F * work.dtype.itemsize
-    forward, back = groups * (forward + 3 * work.maps), groups * (back + 4 * work.maps)
-    return _Count("linear", flops, moved, forward + 2 * work.pooled, back + 2 * work.pooled, groups - 1)
+        moved += 6.0 * sizes.batch * (rows + sizes.points) * F * sizes.dtype.itemsize
+    forward, back = groups * (forward + 3 * sizes.maps), groups * (back + 4 * sizes.maps)
+    return _Count("linear", flops, moved, forward + 2 * sizes.pooled, back + 2 * sizes.pooled, groups - 1)
 
 
-def _dense(work: Work) -> _Count:
+def _dense(sizes: Sizes) -> _Count:
     """Scores are written, read and written again by the softmax, read; masks are three passes more, each two ways.
 
     The weights of pooled heads are spread over tokens, and heads put in order: eight passes over those."""
-    groups = len(work.groups)
-    per_query = work.batch * work.queries * work.dtype.itemsize
-    spread = 8.0 * work.heads * work.tokens if work.weights and work.pooled else 0.0
-    moved = _rows(work) + per_query * ((10.0 if work.masked or work.causal else 4.0) * work.points + spread)
-    each, beside = 8 + 3 * work.maps, 3.0 * work.maps * _pass(work)
-    if work.causal:  # running sums of the keys, at twice their width
+    groups = len(sizes.groups)
+    per_query = sizes.batch * sizes.queries * sizes.dtype.itemsize
+    spread = 8.0 * sizes.heads * sizes.tokens if sizes.weights and sizes.pooled else 0.0
+    moved = _rows(sizes) + per_query * ((10.0 if sizes.masked or sizes.causal else 4.0) * sizes.points + spread)
+    each, beside = 8 + 3 * sizes.maps, 3.0 * sizes.maps * _pass(sizes)
+    if sizes.causal:  # running sums of the keys, at twice their width
         beside *= 4.0
-    flops = _attention(work, work.points)
+    flops = _attention(sizes, sizes.points)
     return _Count("dense", flops, moved, groups * each, 2 * groups * each, groups - 1, beside=beside)
 
 
-def _reference(work: Work) -> _Count:
+def _reference(sizes: Sizes) -> _Count:
     """Every score is written and read about ten times; and all points, where each query has its own."""
-    groups = len(work.groups)
+    groups = len(sizes.groups)
     each_point = 10.0
-    if work.own_points:
-        each_point += 2.0 * (work.head_dim + work.value_dim) * (1 + work.maps)
-        each_point += 2.0 * work.tokens if work.weights and work.pooled else 0.0
-    scores = each_point * work.batch * work.queries * work.points * work.dtype.itemsize
-    each = 15 + 5 * work.maps
-    flops = _attention(work, work.points)
-    return _Count("reference", flops, _rows(work) + scores, groups * each, 2 * groups * each, groups - 1)
+    if sizes.own_points:
+        each_point += 2.0 * (sizes.head_dim + sizes.value_dim) * (1 + sizes.maps)
+        each_point += 2.0 * sizes.tokens if sizes.weights and sizes.pooled else 0.0
+    scores = each_point * sizes.batch * sizes.queries * sizes.points * sizes.dtype.itemsize
+    each = 15 + 5 * sizes.maps
+    flops = _attention(sizes, sizes.points)
+    return _Count("reference", flops, _rows(sizes) + scores, groups * each, 2 * groups * each, groups - 1)
 
 
-_COUNTS: dict[str, Callable[[Work], _Count]] = {
+_COUNTS: dict[str, Callable[[Sizes], _Count]] = {
     "linear": _linear,
     "block_sparse": _block_sparse,
     "recentred": _recentred,

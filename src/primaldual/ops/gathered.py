@@ -59,7 +59,7 @@ class Laid(NamedTuple):
     back: Callable[[Tensor], Tensor]  # [G, H, R, ·] to [B, H, slots, ·]
 
 
-class Points(NamedTuple):
+class BiasedPoints(NamedTuple):
     """The points of a head, hidden ones by their bias."""
 
     keys: Tensor  # [B, H, W, D]
@@ -86,7 +86,7 @@ def attend(
     """
     width = max(points.keys.shape[2], -(-q.shape[2] // per_key))
     slots = fit_length(q, width * per_key)
-    at = Points(fit_length(points.keys, width), fit_length(points.values, width), _bias(points, width))
+    at = BiasedPoints(fit_length(points.keys, width), fit_length(points.values, width), _bias(points, width))
     parts = []
     for piece in pieces:
         laid = lay_out(piece, slots, at, per_key, least, near)
@@ -132,7 +132,7 @@ def merge(parts: list[Part]) -> Tensor:
     return merged.to(parts[0][0].dtype)
 
 
-def lay_out(piece: Piece, q: Tensor, at: Points, per_key: int, least: int | None, near: bool) -> Laid | None:
+def lay_out(piece: Piece, q: Tensor, at: BiasedPoints, per_key: int, least: int | None, near: bool) -> Laid | None:
     """The piece of slots [B, H, W·per_key, D] over W points; None when it is empty."""
     width = at.keys.shape[2]
     match piece:
@@ -175,7 +175,7 @@ def near_block(piece: Band) -> int:
     return max(1, piece.reach + (not piece.own))
 
 
-def _grouped(q: Tensor, at: Points, per_key: int, size: int, groups: int, span: Span | None) -> Laid:
+def _grouped(q: Tensor, at: BiasedPoints, per_key: int, size: int, groups: int, span: Span | None) -> Laid:
     """W as [W/size, size], with dimension `groups` of [B, H, W/size, size] in the batch: 3 residues, 2 blocks."""
     batch, slots = q.shape[0], q.shape[2]
     width = slots // per_key
@@ -202,7 +202,7 @@ def _grouped(q: Tensor, at: Points, per_key: int, size: int, groups: int, span: 
     return Laid(split(q, per_key), split(keys), split(values), bias, span, back)
 
 
-def _near(q: Tensor, at: Points, per_key: int, size: int, span: Span) -> Laid:
+def _near(q: Tensor, at: BiasedPoints, per_key: int, size: int, span: Span) -> Laid:
     """Each block of queries over its own block of keys, the one before and, unless causal, the one after."""
     batch, slots, width = q.shape[0], q.shape[2], at.keys.shape[2]
     blocks = -(-width // size)
@@ -244,7 +244,7 @@ def _bias(points: Pool, width: int) -> Tensor | None:
     return pad(bias, (0, missing), value=-torch.inf) if missing else bias
 
 
-def _columns(at: Points) -> tuple[Tensor, Tensor, Tensor | None]:
+def _columns(at: BiasedPoints) -> tuple[Tensor, Tensor, Tensor | None]:
     return at.keys, at.values, None if at.bias is None else at.bias.unsqueeze(-1)
 
 

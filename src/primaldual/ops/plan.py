@@ -13,7 +13,7 @@ from torch import Tensor
 from ..dual import Expansion
 from ..kernels.launching import captured
 from . import block_sparse, dense, linear, mixed, ragged, recentred, reference, sdpa
-from .estimates import Estimate, Work, describe, estimate
+from .estimates import Estimate, Sizes, estimate, sizes_of
 from .problem import Problem, UnsupportedError
 
 EXECUTORS: dict[str, ModuleType] = {
@@ -59,14 +59,14 @@ class Plan(NamedTuple):
     impl: str
     asked: bool
     candidates: tuple[Candidate, ...]
-    work: Work
+    sizes: Sizes
     expansion: Expansion
     """What the executor computes: the expansion of the primal, with the rewrites that it makes use of."""
 
     @property
     def estimates(self) -> dict[str, Estimate]:
         """What each executor that can run the problem would take."""
-        return {c.impl: estimate(c.impl, self.work) for c in self.candidates if c.refusal is None}
+        return {c.impl: estimate(c.impl, self.sizes) for c in self.candidates if c.refusal is None}
 
     @property
     def reason(self) -> str:
@@ -77,9 +77,9 @@ class Plan(NamedTuple):
         mine = found.pop(self.impl)
         found.pop("reference", None)
         why = _WHY[self.impl]
-        if self.impl == "ragged" and self.work.pieces:
+        if self.impl == "ragged" and self.sizes.pieces:
             why = "one launch, which computes every score and keeps the pattern's"
-        elif self.impl == "ragged" and len(self.work.groups) == 1:
+        elif self.impl == "ragged" and len(self.sizes.groups) == 1:
             why = "one launch, and no padding of narrow heads"
         if not found:
             return why
@@ -90,15 +90,15 @@ class Plan(NamedTuple):
 
     def explain(self) -> str:
         """What was chosen and why; then for each candidate what it would take, or why it cannot."""
-        work = self.work
-        passes = "forward and backward" if work.backward else "forward"
-        mode = "" if not work.device.host else ", captured" if work.captured else ", eager"
-        circumstances = f"estimated for {str(work.dtype)[6:]}, {passes}{mode}, on {work.device.name}"
-        return explanation(self.impl, self.reason, self.candidates, self.estimates, circumstances, self.expansion)
+        sizes = self.sizes
+        passes = "forward and backward" if sizes.backward else "forward"
+        mode = "" if not sizes.device.host else ", captured" if sizes.captured else ", eager"
+        assumptions = f"estimated for {str(sizes.dtype)[6:]}, {passes}{mode}, on {sizes.device.name}"
+        return explanation(self.impl, self.reason, self.candidates, self.estimates, assumptions, self.expansion)
 
 
 def explanation(
-    chosen: str, reason: str, candidates: Iterable[Candidate], estimates: Mapping[str, Estimate], circumstances: str,
+    chosen: str, reason: str, candidates: Iterable[Candidate], estimates: Mapping[str, Estimate], assumptions: str,
     expansion: Expansion,
 ) -> str:  # fmt: skip
     """What was chosen and why; then for each candidate what it would take, or why it cannot."""
@@ -110,7 +110,7 @@ def explanation(
         lines.append(textwrap.fill(f"  {name:{column}s}  {said}", WIDTH, subsequent_indent=" " * (column + 4)))
     applied = "; ".join(rewrite.name for rewrite in expansion.rewrites) or "none, the sum as it is written"
     lines.append(textwrap.fill(f"  rewrites: {applied}", WIDTH, subsequent_indent="    "))
-    return "\n".join([*lines, f"  {circumstances}"])
+    return "\n".join([*lines, f"  {assumptions}"])
 
 
 def _line(cost: Estimate) -> str:
@@ -119,7 +119,7 @@ def _line(cost: Estimate) -> str:
     return f"{numbers}  {duration(cost.seconds):>7s}" + (" (host)" if cost.host > cost.device else "")
 
 
-def circumstances(q: Tensor) -> tuple[bool, bool]:
+def mode_of(q: Tensor) -> tuple[bool, bool]:
     """What a choice depends on beside the arguments: whether gradients are kept, and whether a graph is captured."""
     return torch.is_grad_enabled() and q.requires_grad, captured(q)
 
@@ -139,15 +139,15 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
         raise UnsupportedError(f"impl={impl!r} cannot compute this: {refusals[impl]}; {hint}")
     if not able:
         raise UnsupportedError(f"no executor can compute this: {refusals['reference']}")
-    work = describe(problem, *circumstances(problem.q))
+    sizes = sizes_of(problem, *mode_of(problem.q))
     if impl != "auto":
-        return Plan(impl, True, candidates, work, taken_by(impl, problem).expansion)
+        return Plan(impl, True, candidates, sizes, taken_by(impl, problem).expansion)
     fast = [name for name in able if name != "reference"]
     best = (fast or able)[0]
     if len(fast) > 1:
-        seconds = [estimate(name, work).seconds for name in fast]
+        seconds = [estimate(name, sizes).seconds for name in fast]
         best = fast[seconds.index(min(seconds))]  # a compiler traces this, but not min(key=...)
-    return Plan(best, False, candidates, work, taken_by(best, problem).expansion)
+    return Plan(best, False, candidates, sizes, taken_by(best, problem).expansion)
 
 
 def taken_by(impl: str, problem: Problem) -> Problem:

@@ -121,12 +121,12 @@ def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     scales, is_causal = p.scales, p.is_causal
     if not p.primal.point_maps:
         return lambda q, k, v: attend_tokens(q, k, v, None, scales, is_causal, 0.0, None)
-    number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
     if per_head is not None:
         return None
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        beta = _kept_constant(number, q.shape[1], q.device)  # looked up each time: a graph may be captured now
+        beta = _kept_constant(factor, q.shape[1], q.device)  # looked up each time: a graph may be captured now
         return attend_tokens(q, k, v, beta, scales, is_causal, 0.0, None)
 
     return attend
@@ -156,11 +156,11 @@ def _beta(p: Problem) -> Tensor | None:
     """β of every head, where queries are re-centred."""
     if not p.primal.point_maps:
         return None
-    number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
     if per_head is not None:
         return per_head.float().contiguous()
     make = _constant if torch.compiler.is_compiling() else _kept_constant
-    return make(number, p.q.shape[1], p.q.device)
+    return make(factor, p.q.shape[1], p.q.device)
 
 
 def _constant(value: float, size: int, device: torch.device) -> Tensor:

@@ -30,6 +30,6 @@ def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
     p = with_usual_scale(problem)
-    number, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
     per_head = None if per_head is None else per_head.float()
-    return Recentred.apply(p.q, p.k, p.v, per_head, number, p.dropout_p), None
+    return Recentred.apply(p.q, p.k, p.v, per_head, factor, p.dropout_p), None

@@ -42,7 +42,7 @@ class LayerPlan(NamedTuple):
     asked: bool
     candidates: tuple[Candidate, ...]
     estimates: dict[str, Estimate]
-    circumstances: str
+    assumptions: str
     expansion: Expansion
     """What the layer computes: the expansion of its primal, with the rewrites that the route makes use of."""
 
@@ -60,7 +60,7 @@ class LayerPlan(NamedTuple):
 
     def explain(self) -> str:
         """What was chosen and why; then for each route what it would take, or why it cannot."""
-        return explanation(self.route, self.reason, self.candidates, self.estimates, self.circumstances, self.expansion)
+        return explanation(self.route, self.reason, self.candidates, self.estimates, self.assumptions, self.expansion)
 
 
 def choose(p: LayerProblem) -> LayerPlan:

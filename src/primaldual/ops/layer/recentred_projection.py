@@ -45,8 +45,8 @@ def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
     if _runs_compiled(p):
         x, weight, bias = packed(p)
-        number, beta = beta_of(p.primal.point_maps[0], p.parameters)
-        found = compiled.attend_by_cudnn(x, weight, bias, p.layer.num_heads, number, beta)
+        factor, beta = beta_of(p.primal.point_maps[0], p.parameters)
+        found = compiled.attend_by_cudnn(x, weight, bias, p.layer.num_heads, factor, beta)
         if found is not None:
             return found, None
     q, k, v = project(p)
@@ -70,12 +70,12 @@ def estimate(p: LayerProblem) -> Estimate:
 def project(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor]:
     """Re-centred queries, keys and values [N, heads, L, head_dim]."""
     x, weight, bias = packed(p)
-    number, learned = beta_of(p.primal.point_maps[0], p.parameters)
+    factor, learned = beta_of(p.primal.point_maps[0], p.parameters)
     share = None
     if p.padding is not None:
         seen = p.padding.logical_not() if p.padding.dtype == torch.bool else p.padding != -torch.inf
         share = seen.to(wide(x)) / seen.sum(1, keepdim=True).clamp(min=1)
-    return Recentred.apply(x, weight, bias, learned, share, number, p.layer.num_heads)
+    return Recentred.apply(x, weight, bias, learned, share, factor, p.layer.num_heads)
 
 
 def packed(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor | None]:

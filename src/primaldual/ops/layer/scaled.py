@@ -56,13 +56,13 @@ def groups_of(p: LayerProblem) -> Groups:
 def projected(p: LayerProblem) -> tuple[Projected, Tensor | None]:
     """The arguments of the projection, and the seed of dropout."""
     recentred = bool(p.primal.point_maps)
-    number, beta = beta_of(p.primal.point_maps[0], p.parameters) if recentred else (0.0, None)
+    factor, beta = beta_of(p.primal.point_maps[0], p.parameters) if recentred else (0.0, None)
     x, weight, bias = packed(p)
     beta = None if beta is None else beta.contiguous()
-    return Projected(x, weight, bias, groups_of(p), recentred, number, beta), seed_of(p.x, p.dropout_p)
+    return Projected(x, weight, bias, groups_of(p), recentred, factor, beta), seed_of(p.x, p.dropout_p)
 
 
 def attention(p: LayerProblem, impl: str) -> Estimate:
     """What an executor takes for the attention of all heads."""
     primal = Primal(training_set=p.primal.training_set)  # queries come out of the projection re-centred
-    return estimate(impl, attention_plan(p, primal, p.layer.num_heads, p.x.shape[1], "auto").work)
+    return estimate(impl, attention_plan(p, primal, p.layer.num_heads, p.x.shape[1], "auto").sizes)
