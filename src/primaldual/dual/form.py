@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..primal import (
@@ -60,6 +61,16 @@ def form_of(primal: Primal) -> Form:
     >>> form_of(mechanism("bn+sh")).simple
     True
     """
+    if torch.compiler.is_compiling():
+        return _form(primal)
+    found: Form | None = primal.__dict__.get("_form")  # asked several times in a call, and hashing costs as much
+    if found is None:
+        found = _form(primal)
+        object.__setattr__(primal, "_form", found)
+    return found
+
+
+def _form(primal: Primal) -> Form:
     maps = primal.point_maps
     training_set = primal.training_set
     over = training_set.over if type(training_set) is Sparse else training_set

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..primal import Primal, as_primal
 from . import checks, ragged
-from .plan import EXECUTORS, Plan, choose, execute, executor_of, mode_of, taken_by
+from .plan import EXECUTORS, Plan, choose, execute, executor_of, expansion_for, mode_of
 from .problem import Problem, state
 
 
@@ -102,7 +102,7 @@ def _again(p: Problem, impl: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The same problem on other tensors."""
     if impl == "ragged" and (direct := ragged.direct(p)) is not None:
         return direct
-    expansion, is_causal, dropout_p, run = taken_by(impl, p).expansion, p.is_causal, p.dropout_p, EXECUTORS[impl].run
+    expansion, is_causal, dropout_p, run = expansion_for(impl, p), p.is_causal, p.dropout_p, EXECUTORS[impl].run
     offset, scale = p.query_offset, p.score_scale
 
     def known(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

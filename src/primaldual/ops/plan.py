@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..dual import Expansion
+from ..dual import Expansion, derive
 from ..kernels.launching import captured
 from . import block_sparse, dense, linear, mixed, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Sizes, estimate, sizes_of
@@ -141,25 +142,25 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
         raise UnsupportedError(f"no executor can compute this: {refusals['reference']}")
     sizes = sizes_of(problem, *mode_of(problem.q))
     if impl != "auto":
-        return Plan(impl, True, candidates, sizes, taken_by(impl, problem).expansion)
+        return Plan(impl, True, candidates, sizes, expansion_for(impl, problem))
     fast = [name for name in able if name != "reference"]
     best = (fast or able)[0]
     if len(fast) > 1:
         seconds = [estimate(name, sizes).seconds for name in fast]
         best = fast[seconds.index(min(seconds))]  # a compiler traces this, but not min(key=...)
-    return Plan(best, False, candidates, sizes, taken_by(best, problem).expansion)
+    return Plan(best, False, candidates, sizes, expansion_for(best, problem))
 
 
-def taken_by(impl: str, problem: Problem) -> Problem:
-    """The problem with its expansion rewritten as this executor computes it."""
-    return problem.taken_by(EXECUTORS[impl].rewrites(problem))
+def expansion_for(impl: str, problem: Problem) -> Expansion:
+    """The problem's expansion, rewritten as this executor computes it."""
+    return derive(problem.primal, EXECUTORS[impl].rewrites(problem))
 
 
 def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
     """Outputs and, where they are asked for, weights, by an executor that can run the problem."""
     if problem.q.shape[2] == 0:
         return _no_queries(problem)
-    return EXECUTORS[impl].run(taken_by(impl, problem))
+    return EXECUTORS[impl].run(replace(problem, expansion=expansion_for(impl, problem)))
 
 
 def _no_queries(p: Problem) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..dual import Expansion, GroupHeadsByScale, Rewrite, derive
+from ..dual import Expansion, GroupHeadsByScale
 from ..primal import Primal
 from ..primal.features import Parameters
 from . import checks, masks
@@ -70,10 +70,6 @@ class Problem:
         shown = self.primal.training_set.visible(self.scale, end, self.k.shape[2], self.q.device)
         return shown if shown is None else shown[self.query_offset if first is None else first :]
 
-    def taken_by(self, rewrites: tuple[type[Rewrite], ...]) -> Problem:
-        """The same problem for an executor that applies these rewrites, where they hold."""
-        return replace(self, expansion=derive(self.primal, rewrites))
-
     @property
     def scales(self) -> tuple[int, ...]:
         """The scale of every head."""
@@ -83,7 +79,8 @@ class Problem:
         """Run each group of heads of one scale, and put the heads back in order."""
         groups = GroupHeadsByScale.groups(self.scales)
         if len(groups) == 1:
-            return run(replace(self, scale=groups[0][0]))
+            scale = groups[0][0]
+            return run(self if self.scale == scale else replace(self, scale=scale))
         results = [run(part) for part in self.groups()]
         heads_of = [heads for _, heads in groups]
         weights = [w for _, w in results if w is not None]
