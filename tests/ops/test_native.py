@@ -450,9 +450,9 @@ def test_a_number_of_kinds_of_calls_is_known_and_a_node_keeps_its_own(
     leaves = [x for x in arguments[:4] if x is not None]
     expected = step(ragged_tokens._Tokens.apply, arguments, up)
     out = ragged_tokens.attend_compiled(interpreter, *arguments)
-    mine, before = max(recipe._held), len(recipe._held)
+    mine = max(recipe._held)
     lengths(interpreter, *range(41, 55))
-    assert len(recipe._held) <= 7 < before + 14
+    assert sum(number > mine for number in recipe._held) <= 6
     assert mine in recipe._held  # the node's
     for found, other in zip([out, *torch.autograd.grad(out, leaves, up)], expected, strict=True):
         assert torch.equal(found, other)
