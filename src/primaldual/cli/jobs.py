@@ -44,7 +44,8 @@ def train(
         place = Place(output, data_dir, offline, options.device_option(device), _progress)
     if dry_run:
         for job, seeds in left.items():
-            say(f"{job.dataset}, {job.mechanism}: seeds {', '.join(map(str, seeds))}, {job.recipe.epochs} epochs")
+            length = f"{job.recipe.epochs} epochs"
+            say(f"{job.dataset}, {job.mechanism}: seeds {', '.join(map(str, seeds))}, {length}")
     if not only_report:
         say(f"{len(wanted) - len(left)} of {len(wanted)} runs are recorded, {len(left)} to go")
     if dry_run:

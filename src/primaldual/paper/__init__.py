@@ -8,20 +8,6 @@ from .paired import Outcome
 from .tables import Table, table, table_names
 
 __all__ = [
-    "ENGINES",
-    "Cell",
-    "Comparison",
-    "Engine",
-    "Failure",
-    "Job",
-    "MeanStd",
-    "Outcome",
-    "Place",
-    "Table",
-    "compare",
-    "jobs",
-    "local",
-    "recorded",
-    "table",
-    "table_names",
+    "ENGINES", "Cell", "Comparison", "Engine", "Failure", "Job", "MeanStd", "Outcome", "Place", "Table", "compare",
+    "jobs", "local", "recorded", "table", "table_names",
 ]  # fmt: skip
