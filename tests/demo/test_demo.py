@@ -20,8 +20,8 @@ from primaldual.demo.run import _Trainer
 from primaldual.demo.settings import NAMES, PAPER, TRAINING, family, model_config
 from primaldual.models import build
 
-RECIPE = TRAINING.having(epochs=2, layers=1, d_model=16, feedforward=16)
-TINY = Settings(seeds=2, sweep=(1.0,), sweep_seeds=1, budget=float("inf"), recipe=RECIPE)
+RECIPE = TRAINING.having(layers=1, d_model=16, feedforward=16)
+TINY = Settings(seeds=2, epochs=2, sweep=(1.0,), sweep_seeds=1, budget=float("inf"), training=RECIPE)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,8 +115,7 @@ def test_heads_png_is_small_enough_for_a_readme(demo):
 
 def test_without_time_one_seed_of_each_is_trained_and_the_report_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("primaldual.demo.figures.draw", lambda results: Figures(*[b""] * 4, None, b""))
-    recipe = replace(RECIPE, epochs=1)
-    results = run_demo(tmp_path / "out", replace(TINY, budget=1e-3, recipe=recipe), console=Console(quiet=True))
+    results = run_demo(tmp_path / "out", replace(TINY, epochs=1, budget=1e-3), console=Console(quiet=True))
     assert [(member.mechanism, member.seed) for member in results.members] == [(name, 0) for name in NAMES]
     assert results.sweep == []
     assert any("1 of 2 seeds" in note for note in results.notes)
@@ -139,8 +138,7 @@ def test_a_member_has_its_share_of_the_time_and_the_map_of_a_series_that_is_show
     number = torch.arange(40.0).view(1, 40, 1, 1, 1)  # in place of the map of each test series
     monkeypatch.setattr("primaldual.demo.members.head_maps", lambda model, series: number)
     monkeypatch.setattr("time.process_time", iter([1.0, 5.0]).__next__)
-    recipe = replace(RECIPE, epochs=1)
-    found = train_members("bn", family()["bn"], data, recipe, range(2), lambda report: None)
+    found = train_members("bn", family()["bn"], data, RECIPE, range(2), lambda report: None)
     for member in found:
         assert data.classes[data.test.y[int(member.maps)]] == "walking" and member.seconds == 2.0
 

@@ -87,7 +87,8 @@ def measure(
             )  # fmt: skip
     except ValueError as error:
         raise _fail(error, 2) from None
-    runner = AttentionBench(where, repeats or settings["repeats"], budget=0.5 if quick else 3.0)
+    long = preset is not None and where.type == "cpu"  # few cases, one of them of 15 s
+    runner = AttentionBench(where, repeats or settings["repeats"], budget=0.5 if quick else 60.0 if long else 3.0)
     bench.measure_and_show(
         ctx, cases, runner.measure, where, output,
         describe=lambda case: f"{case.mechanism}, {case.length}, {case.step}, {case.mode}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,6 @@ from ..base.packages import MissingPackageError
 from ..base.version import __version__
 from ..data import DataError
 from ..demo import DemoError, Settings, run_demo
-from ..demo.settings import EPOCHS, TRAINING
 from ..demo.terminal import summary_table
 from ..dual import derive
 from .mechanism_options import (
@@ -119,7 +117,7 @@ def explain(
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to write into.")] = Path("primaldual-demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Models per mechanism.")] = Settings.seeds,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = EPOCHS,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = Settings.epochs,
     budget: Annotated[
         float, typer.Option(min=0, help="Seconds to stay within, by fewer seeds; 0: no limit.")
     ] = Settings.budget,
@@ -129,7 +127,7 @@ def demo(
 
     Needs no network and under three minutes on one CPU core. Writes `report.html`, `results.json` and `heads.png`.
     """
-    settings = Settings(seeds=seeds, budget=budget or float("inf"), recipe=replace(TRAINING, epochs=epochs))
+    settings = Settings(seeds=seeds, epochs=epochs, budget=budget or float("inf"))
     try:
         results = run_demo(output, settings, force=force, console=console)
     except (DemoError, DataError, MissingPackageError) as error:

@@ -46,7 +46,7 @@ def page(results: Results, figures: Figures) -> str:
 def _accuracy(document: Page, results: Results, figures: Figures) -> None:
     document.section(
         "Accuracy",
-        f"Test accuracy after the last of {_plural(results.settings.recipe.end, 'epoch')}, mean ± sample standard "
+        f"Test accuracy after the last of {_plural(results.settings.epochs, 'epoch')}, mean ± sample standard "
         f"deviation over {_plural(len(results.of('softmax')), 'seed')}. No run selects its epoch, and β = {BETA} and "
         f"the scales {', '.join(map(str, SCALES))} are the paper's, fixed beforehand.",
         "Model size, batch and number of epochs are the same for all four mechanisms. They were set for a short demo, "
@@ -179,7 +179,7 @@ def _protocol(document: Page, results: Results) -> None:
             f"flatten, linear; width {model.d_model}, {model.heads} heads, feed-forward {model.feedforward}, "
             f"dropout {model.dropout}, none on the attention weights",
             "training": f"RAdam, learning rate {recipe.learning_rate:g}, batch {recipe.batch_size}, gradients clipped "
-            f"at {recipe.clip:g}, {_plural(recipe.end, 'epoch')}; last epoch reported",
+            f"at {recipe.clip:g}, {_plural(results.settings.epochs, 'epoch')}; last epoch reported",
             "seeds": f"{seeds}; for a seed, every mechanism starts from the same weights and sees the same batches",
             "command": f"`{results.command}`",
             "started": results.started.strftime("%Y-%m-%d %H:%M UTC"),

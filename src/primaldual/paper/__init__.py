@@ -9,23 +9,6 @@ from .recipes import flowformer, mvts, recipe_for
 from .tables import Table, table, table_names
 
 __all__ = [
-    "ENGINES",
-    "Cell",
-    "Comparison",
-    "Engine",
-    "Failure",
-    "Job",
-    "MeanStd",
-    "Outcome",
-    "Place",
-    "Table",
-    "compare",
-    "flowformer",
-    "jobs",
-    "local",
-    "mvts",
-    "recipe_for",
-    "recorded",
-    "table",
-    "table_names",
+    "ENGINES", "Cell", "Comparison", "Engine", "Failure", "Job", "MeanStd", "Outcome", "Place", "Table", "compare",
+    "flowformer", "jobs", "local", "mvts", "recipe_for", "recorded", "table", "table_names",
 ]  # fmt: skip
