@@ -19,7 +19,7 @@ from ..dual import form_of
 from ..kernels.cudnn import attention as cudnn
 from ..kernels.native import library as native
 from ..primal.features import FeatureMap
-from . import block_sparse, linear, mixed
+from . import block_sparse, linear, mixed, sdpa
 from .problem import Problem
 
 TRAINING = 3.5
@@ -139,6 +139,7 @@ class Work(NamedTuple):
     plain: bool = False  # pieces run in plain torch on a GPU, where every operation writes its scores
     weights: bool = False  # they are asked for
     own_points: bool = False  # by the formula each query has its own, as pooled or mapped by statistics
+    own_keys: bool = False  # and nothing cancels, so that it has them in every form
     long: int = 0  # groups that go back through cuDNN's kernels beside ours, in `mixed`
 
     @property
@@ -205,6 +206,7 @@ def describe(problem: Problem, backward: bool, captured: bool) -> Work:
         weights=problem.need_weights,
         own_points=(problem.is_causal or problem.attn_hidden is not None)
         and (scaled or any(map_.needs != "nothing" for map_ in maps)),
+        own_keys=sdpa.needs_own_keys(problem) is not None,
         long=mixed.long_groups(problem),
     )  # fmt: skip
 
@@ -381,7 +383,10 @@ def _dense(work: Work) -> _Count:
     groups = len(work.groups)
     per_query = work.batch * work.queries * work.dtype.itemsize
     spread = 8.0 * work.heads * work.tokens if work.weights and work.pooled else 0.0
-    moved = _rows(work) + per_query * ((10.0 if work.masked or work.causal else 4.0) * work.points + spread)
+    each_score = 10.0 if work.masked or work.causal else 4.0
+    if work.own_keys:  # mapped key by key for every query, and Φ of them; on the way back once more
+        each_score += (4.0 * work.maps + 8.0 * (work.features > 0)) * work.head_dim * (1.5 if work.backward else 1.0)
+    moved = _rows(work) + per_query * (each_score * work.points + spread)
     each, beside = 8 + 3 * work.maps, 3.0 * work.maps * _pass(work)
     if work.causal:  # running sums of the keys, at twice their width
         beside *= 4.0
