@@ -25,7 +25,10 @@ EXECUTORS: dict[str, ModuleType] = {
     "dense": dense,
     "reference": reference,
 }
-"""The last one decides what is correct, and runs where no other can."""
+"""The last one decides what is correct."""
+
+MATRIX = ("dense", "reference")
+"""These hold every score in memory, and run where no other can."""
 
 EXPORTED = ("linear", "sdpa", "dense", "reference")
 """What an exported program is made of: torch's own operators, at every length."""
@@ -72,7 +75,7 @@ class Plan(NamedTuple):
             return "asked for"
         found = self.estimates
         mine = found.pop(self.impl)
-        found.pop("reference", None)
+        found = {name: taken for name, taken in found.items() if name not in MATRIX}
         why = _WHY[self.impl]
         if self.impl == "ragged" and self.work.pieces:
             why = "one launch, which computes every score and keeps the pattern's"
@@ -119,7 +122,7 @@ def circumstances(q: Tensor) -> tuple[bool, bool]:
 
 
 def choose(problem: Problem, impl: str = "auto") -> Plan:
-    """The plan for a problem: what is estimated to take the least time, and the reference where nothing else can.
+    """The plan for a problem: what is estimated to take the least time, and a matrix of scores where nothing else can.
 
     An explicit `impl` that cannot run it raises, and says which one can.
     """
@@ -136,7 +139,7 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
     work = describe(problem, *circumstances(problem.q))
     if impl != "auto":
         return Plan(impl, True, candidates, work)
-    fast = [name for name in able if name != "reference"]
+    fast = [name for name in able if name not in MATRIX]
     best = (fast or able)[0]
     if len(fast) > 1:
         seconds = [estimate(name, work).seconds for name in fast]
