@@ -58,7 +58,7 @@ def test_those_of_an_executor_are_right_or_refused(name, impl):
     def run(q, k, v):
         return attention(q, k, v, name, impl=impl)
 
-    if impl in ("linear", "block_sparse", "reference"):  # torch's differentiable operations
+    if impl in ("linear", "block_sparse", "dense", "reference"):  # torch's differentiable operations
         assert gradgradcheck(run, (q, k, v), fast_mode=True)
     else:
         with pytest.raises(RuntimeError, match=REFUSED):

@@ -95,6 +95,16 @@ def test_the_plan_says_what_moves_within_a_factor_of_two(name: str, needed: bool
     assert 0.5 < watch.moved / said < 2.0
 
 
+@pytest.mark.parametrize("name", ["linear-bn", "bn-then-rms"])
+def test_the_plan_says_what_keys_of_one_s_own_move(name: str) -> None:
+    q, k, v = torch.randn(3, 1, HEADS, 64, 16)
+    hidden = torch.rand(64, 64) < 0.3
+    with Watch() as watch:
+        attention(q, k, v, PRIMALS[name], impl="dense", attn_mask=hidden)
+    said = plan(q, k, v, PRIMALS[name], impl="dense", attn_mask=hidden).estimates["dense"].bytes
+    assert 0.5 < watch.moved / said < 2.0, watch.moved / said
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("name", ["softmax", "bn", "sh", "linear"])
 def test_the_plan_knows_what_the_reference_moves(name: str, causal: bool) -> None:

@@ -53,6 +53,21 @@ def test_the_causal_form_compiles_into_one_graph(name: str) -> None:
     compiled_equals_eager(name, "aot_eager", causal=True)
 
 
+@pytest.mark.parametrize(("name", "case"), [("bn+sh", Case(9, 9, causal=True)), ("linear-bn", Case(9, 9, "attn"))])
+def test_weights_compile_into_one_graph(name: str, case: Case) -> None:
+    torch._dynamo.reset()
+    primal = NAMED[name]
+    qkv, masks = inputs(case)
+
+    def run(q, k, v):
+        out, weights = attention(q, k, v, primal, need_weights=True, **masks)
+        return out.sum() + weights.square().sum()
+
+    eager = torch.autograd.grad(run(*qkv), qkv)
+    compiled = torch.autograd.grad(torch.compile(run, backend="aot_eager", fullgraph=True)(*qkv), qkv)
+    torch.testing.assert_close(compiled, eager, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["bn", "sh", "linear-bn"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:torch")
 def test_compiles_with_inductor(name: str) -> None:

@@ -251,7 +251,7 @@ def test_the_model_is_left_as_it_was():
     modes = [m.training for m in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()
     diagnose(model, inputs())
-    with pytest.raises(ValueError, match="parameters are torch"):
+    with pytest.raises(ValueError, match=r"query is torch.float32, the layer's parameters are torch.float64"):
         diagnose(model, torch.randn(3, N, E))  # float32 into a float64 model
     assert [m.training for m in model.modules()] == modes
     assert torch.backends.mha.get_fastpath_enabled() == fused

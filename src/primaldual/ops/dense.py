@@ -21,11 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import pooling_of
-from ..primal import Exponential
+from ..primal import Exponential, Moments
 from . import reference
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem, accumulated
 from .sdpa import needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites
+from .statistics import masked_moments
 
 
 class Running(NamedTuple):
@@ -189,7 +190,10 @@ def _every_row(p: Problem) -> Tensor:
 def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     x, keys = queries.unsqueeze(3), p.k.unsqueeze(2)
     for map_ in p.primal.point_maps:
-        found = reference.moments(map_, keys, seen)
+        if keys.shape[2] == 1:  # still the same for all queries
+            found = Moments(*(m if m is None else m.unsqueeze(3) for m in masked_moments(map_, keys.squeeze(2), seen)))
+        else:
+            found = reference.moments(map_, keys, seen)
         x, keys = map_.apply(x, found, p.parameters), map_.apply(keys, found, p.parameters)
     return x.squeeze(3), _kernel(p, x, keys).squeeze(3)
 

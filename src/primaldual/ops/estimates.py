@@ -19,7 +19,7 @@ from ..dual import form_of
 from ..kernels.cudnn import attention as cudnn
 from ..kernels.native import library as native
 from ..primal.features import FeatureMap
-from . import block_sparse, linear, mixed
+from . import block_sparse, linear, mixed, sdpa
 from .problem import Problem
 
 TRAINING = 3.5
@@ -139,6 +139,7 @@ class Sizes(NamedTuple):
     plain: bool = False  # pieces run in plain torch on a GPU, where every operation writes its scores
     weights: bool = False  # they are asked for
     own_points: bool = False  # by the formula each query has its own, as pooled or mapped by statistics
+    own_keys: bool = False  # and nothing cancels, so that it has them in every form
     long: int = 0  # groups that go back through cuDNN's kernels beside ours, in `mixed`
 
     @property
@@ -205,6 +206,7 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
         weights=problem.need_weights,
         own_points=(problem.is_causal or problem.attn_hidden is not None)
         and (scaled or any(map_.needs != "nothing" for map_ in maps)),
+        own_keys=sdpa.needs_own_keys(problem) is not None,
         long=mixed.long_groups(problem),
     )  # fmt: skip
 
@@ -381,7 +383,11 @@ def _dense(sizes: Sizes) -> _Count:
     groups = len(sizes.groups)
     per_query = sizes.batch * sizes.queries * sizes.dtype.itemsize
     spread = 8.0 * sizes.heads * sizes.tokens if sizes.weights and sizes.pooled else 0.0
-    moved = _rows(sizes) + per_query * ((10.0 if sizes.masked or sizes.causal else 4.0) * sizes.points + spread)
+    each_score = 10.0 if sizes.masked or sizes.causal else 4.0
+    if sizes.own_keys:  # mapped key by key for every query, and Φ of them; on the way back once more
+        again = 1.5 if sizes.backward else 1.0
+        each_score += (4.0 * sizes.maps + 8.0 * (sizes.features > 0)) * sizes.head_dim * again
+    moved = _rows(sizes) + per_query * (each_score * sizes.points + spread)
     each, beside = 8 + 3 * sizes.maps, 3.0 * sizes.maps * _pass(sizes)
     if sizes.causal:  # running sums of the keys, at twice their width
         beside *= 4.0

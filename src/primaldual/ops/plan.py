@@ -27,7 +27,10 @@ EXECUTORS: dict[str, ModuleType] = {
     "dense": dense,
     "reference": reference,
 }
-"""The last one decides what is correct, and runs where no other can."""
+"""The last one decides what is correct."""
+
+MATRIX = ("dense", "reference")
+"""These hold every score in memory, and run where no other can."""
 
 EXPORTED = ("linear", "sdpa", "dense", "reference")
 """What an exported program is made of: torch's own operators, at every length."""
@@ -76,7 +79,7 @@ class Plan(NamedTuple):
             return "asked for"
         found = self.estimates
         mine = found.pop(self.impl)
-        found.pop("reference", None)
+        found = {name: taken for name, taken in found.items() if name not in MATRIX}
         why = _WHY[self.impl]
         if self.impl == "ragged" and self.sizes.pieces:
             why = "one launch, which computes every score and keeps the pattern's"
@@ -126,7 +129,7 @@ def mode_of(q: Tensor) -> tuple[bool, bool]:
 
 
 def choose(problem: Problem, impl: str = "auto") -> Plan:
-    """The plan for a problem: what is estimated to take the least time, and the reference where nothing else can.
+    """The plan for a problem: what is estimated to take the least time, and a matrix of scores where nothing else can.
 
     An explicit `impl` that cannot run it raises, and says which one can.
     """
@@ -143,7 +146,7 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
     sizes = sizes_of(problem, *mode_of(problem.q))
     if impl != "auto":
         return Plan(impl, True, candidates, sizes, expansion_for(impl, problem))
-    fast = [name for name in able if name != "reference"]
+    fast = [name for name in able if name not in MATRIX]
     best = (fast or able)[0]
     if len(fast) > 1:
         seconds = [estimate(name, sizes).seconds for name in fast]
@@ -165,7 +168,8 @@ def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
 
 def _no_queries(p: Problem) -> tuple[Tensor, Tensor | None]:
     """Nothing, whose gradients are zero."""
-    nothing = p.q[..., :1] + 0 * (p.k.sum() + p.v.sum())
+    others = (p.k, p.v, *(x for x in p.parameters.values() if x.requires_grad))
+    nothing = p.q[..., :1] + 0 * sum(x.sum() for x in others)
     weights = nothing.expand(-1, -1, -1, p.k.shape[2]) if p.need_weights else None
     return nothing.expand(-1, -1, -1, p.v.shape[3]), weights
 
