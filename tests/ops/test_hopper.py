@@ -25,6 +25,7 @@ if ON_CPU and not HOPPER:
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 from support.hopper import HopperError, hopper
+from support.rounding import rounded_at_every_step
 
 pytestmark = pytest.mark.deep
 HEADS, HALF = 4, torch.bfloat16
@@ -115,6 +116,7 @@ def test_scores_as_large_as_halves_can_make_them(size: float) -> None:
 
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@rounded_at_every_step()
 def test_linear_attention(is_causal: bool) -> None:
     qkv = [torch.randn(2, 2, 150, 64, dtype=HALF) for _ in range(3)]
     results = []
@@ -130,6 +132,7 @@ def test_linear_attention(is_causal: bool) -> None:
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("length", [129, 256])
 @pytest.mark.parametrize("name", ["bn", "sh", "bn+sh"])
+@rounded_at_every_step()
 def test_layers(name: str, length: int) -> None:
     """Projections, means and sums around the attention, with queries that are re-centred where they lie."""
     layer = MultiheadAttention(256, HEADS, batch_first=True, mechanism=PRIMALS.get(name, name), dtype=HALF)

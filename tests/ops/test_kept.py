@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from primaldual import attention, mechanism
-from primaldual.bench.timing import capture as capture_graph
+from primaldual.bench.timing import step_graph
 from primaldual.dual import GroupHeadsByScale
 from primaldual.kernels import kept, launching
 from primaldual.kernels.kept import Kept, OnDevice
@@ -192,7 +192,7 @@ def test_a_graph_replays_the_same_after_200_other_shapes(name: str, monkeypatch:
 
     expected = [x.clone() for x in step(q, k, v)]
     with room(work.work, 20), room(ragged._kept_constant, 20):
-        graph, results = capture_graph(lambda: step(q, k, v))
+        graph, results = step_graph(lambda: step(q, k, v))
         for length in range(20, 220):
             step(*(x[:, :, :length].detach().requires_grad_() for x in (q, k, v)))
         assert len(work.work.kept) <= 20 + len(work.work.kept.pinned)

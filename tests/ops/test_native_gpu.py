@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from primaldual import MultiheadAttention, Primal, attention, mechanism
-from primaldual.bench.timing import capture
+from primaldual.bench.timing import step_graph
 from primaldual.kernels import launching
 from primaldual.kernels.kept import Kept
 from primaldual.kernels.native import layers as compiled
@@ -218,7 +218,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, use: Use) -> None:
         out = attention(*qkv, primal, parameters=beta, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), (*qkv, *beta.values()))
 
-    graph, results = capture(run)
+    graph, results = step_graph(run)
     with torch.no_grad():
         for x in qkv:
             x.copy_(torch.randn_like(x))
@@ -243,7 +243,7 @@ def test_a_captured_step_replays_the_same_after_200_other_shapes(name: str, monk
 
     qkv = tensors()
     expected = [x.clone() for x in run(qkv)]
-    graph, results = capture(lambda: run(qkv))
+    graph, results = step_graph(lambda: run(qkv))
     for length in range(200, 400):
         run(tensors(length))
     over = [torch.full((1 << n,), -1, dtype=torch.int32, device="cuda") for n in range(4, 22)]

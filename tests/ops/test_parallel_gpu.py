@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from primaldual import Primal, attention, mechanism
-from primaldual.bench.timing import capture
+from primaldual.bench.timing import step_graph
 from primaldual.kernels.cudnn import attention as cudnn
 from primaldual.kernels.cudnn import beside as parallel
 from primaldual.nn import TransformerEncoderLayer
@@ -88,7 +88,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
         out = attention(*leaves[:3], PRIMALS[name], parameters=learned, impl="mixed")
         return out, *torch.autograd.grad(out.float().square().sum(), leaves)
 
-    graph, results = capture(step)
+    graph, results = step_graph(step)
     with torch.no_grad():
         for x in leaves[:3]:
             x.copy_(torch.randn_like(x))
@@ -108,7 +108,7 @@ def test_every_replay_drops_other_weights() -> None:
         out = attention(*qkv, PRIMALS["bn+sh"], dropout_p=0.1, impl="sdpa")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, (out, *gradients) = capture(step)
+    graph, (out, *gradients) = step_graph(step)
     outs = []
     for _ in range(replays):
         graph.replay()
@@ -133,7 +133,7 @@ def test_views_of_one_projection_stay_finite_with_dropout(name: str, impl: str) 
         out = attention(q, k, v, PRIMALS[name], dropout_p=0.1, impl=impl)
         return out, *torch.autograd.grad(out, packed, up)
 
-    graph, (out, gradient) = capture(step)
+    graph, (out, gradient) = step_graph(step)
     largest = 0.0
     for _ in range(50):
         graph.replay()
@@ -275,7 +275,7 @@ class Training:
         return torch.stack(self.losses)
 
     def replayed(self, steps: int, warmups: int = 3) -> torch.Tensor:
-        graph, loss = capture(self.step, warmups)
+        graph, loss = step_graph(self.step, warmups)
         for _ in range(steps - warmups):
             graph.replay()
             self.losses.append(loss.clone())

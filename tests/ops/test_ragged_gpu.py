@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primaldual import Primal, attention, mechanism
-from primaldual.bench.timing import capture
+from primaldual.bench.timing import step_graph
 from primaldual.kernels.native import library as native
 from primaldual.ops import plan
 from primaldual.primal import Fixed, Pattern, Strided, Window
@@ -121,7 +121,7 @@ def test_a_captured_step_equals_the_eager_one(kind: str) -> None:
         out = attention(*qkv, UNSORTED, is_causal=kind == "causal", key_padding_mask=hidden, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, results = capture(step)
+    graph, results = step_graph(step)
     with torch.no_grad():
         for x in qkv:
             x.copy_(torch.randn_like(x))
@@ -136,7 +136,7 @@ def test_every_replay_drops_other_weights() -> None:
         out = attention(*qkv, UNSORTED, dropout_p=p, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, (out, *gradients) = capture(step)
+    graph, (out, *gradients) = step_graph(step)
     outs = []
     for _ in range(replays):
         graph.replay()
@@ -255,7 +255,7 @@ def test_captured_blocks_that_add_to_dq(primal: Primal, dim: int) -> None:
         return out, *torch.autograd.grad(out, qkv, up)
 
     with adding_up(*together(dim)) as launched:
-        graph, results = capture(step)
+        graph, results = step_graph(step)
         with torch.no_grad():
             for x in qkv:
                 x.copy_(torch.randn_like(x))
@@ -347,7 +347,7 @@ def test_a_captured_sparse_step_equals_the_eager_one(dim: int, padded: bool) -> 
         out = attention(*qkv, primal, key_padding_mask=hidden, impl="ragged")
         return out, *torch.autograd.grad(out.float().square().sum(), qkv)
 
-    graph, results = capture(step)
+    graph, results = step_graph(step)
     with torch.no_grad():
         for x in qkv:
             x.copy_(torch.randn_like(x))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primaldual import attention, mechanism
-from primaldual.bench.timing import capture
+from primaldual.bench.timing import step_graph
 from primaldual.ops import UnsupportedError, recentred
 from support.ragged import check
 
@@ -70,7 +70,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, calls: list) -> None:
         out = attention(*leaves[:3], PRIMALS[name], parameters=learned, impl="recentred")
         return out, *torch.autograd.grad(out.float().square().sum(), leaves)
 
-    graph, results = capture(step)
+    graph, results = step_graph(step)
     with torch.no_grad():
         for x in leaves[:3]:
             x.copy_(torch.randn_like(x))

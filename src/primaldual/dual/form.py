@@ -7,6 +7,7 @@ re-centring. A part of one's own then goes where its own methods are called.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -61,15 +62,12 @@ def form_of(primal: Primal) -> Form:
     >>> form_of(mechanism("bn+sh")).simple
     True
     """
-    if torch.compiler.is_compiling():
-        return _form(primal)
-    found: Form | None = primal.__dict__.get("_form")  # asked several times in a call, and hashing costs as much
-    if found is None:
-        found = _form(primal)
-        object.__setattr__(primal, "_form", found)
-    return found
+    if torch.compiler.is_compiling():  # which does not trace through a cache
+        return _form.__wrapped__(primal)
+    return _form(primal)
 
 
+@lru_cache(maxsize=1024)
 def _form(primal: Primal) -> Form:
     maps = primal.point_maps
     training_set = primal.training_set
