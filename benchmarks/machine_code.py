@@ -115,10 +115,7 @@ def launches(form: Form) -> list[Launch]:
     dtype = torch.float32 if single else getattr(torch, form.dtype)
     q, k, v = (torch.randn(8, 8, form.length, form.dim).to(dtype).requires_grad_() for _ in range(3))
     padding = torch.arange(form.length).expand(8, -1) >= form.length - 1 if form.padded else None
-    problem = state(
-        q, k, v, form.primal, is_causal=form.causal, dropout_p=form.dropout, key_padding_mask=padding,
-        query_padding_mask=None, attn_mask=None, parameters=None, need_weights=False,
-    )  # fmt: skip
+    problem = state(q, k, v, form.primal, is_causal=form.causal, dropout_p=form.dropout, key_padding_mask=padding)
     with ExitStack() as stack:
         for where, name, instead in (
             (launching, "_ready", Kept(1024)),

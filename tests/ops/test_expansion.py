@@ -28,10 +28,7 @@ QUERIES, KEYS = 5, 7
 def problem(primal: Primal, queries: int = QUERIES, keys: int = KEYS) -> Problem:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 4, n, 8, generator=generator) for n in (queries, keys, keys))
-    return state(
-        q, k, v, primal, key_padding_mask=None, query_padding_mask=None, attn_mask=None, is_causal=False,
-        dropout_p=0.0, parameters=None, need_weights=False, query_offset=0, scale=None,
-    )  # fmt: skip
+    return state(q, k, v, primal)
 
 
 def said(p: Problem, impl: str) -> tuple[type[Rewrite], ...]:

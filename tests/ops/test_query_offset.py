@@ -97,8 +97,5 @@ def test_what_was_planned_before_is_not_taken_for_another_offset_or_scale() -> N
 
 def test_a_step_of_decoding_makes_no_mask() -> None:
     q, k, v = tensors(1, 64)
-    p = state(
-        q, k, v, mechanism("softmax"), key_padding_mask=None, query_padding_mask=None, attn_mask=None, is_causal=True,
-        dropout_p=0.0, parameters=None, need_weights=False, query_offset=63, scale=None,
-    )  # fmt: skip
+    p = state(q, k, v, mechanism("softmax"), is_causal=True, query_offset=63)
     assert torch.equal(EXECUTORS["sdpa"].run(p)[0], torch.nn.functional.scaled_dot_product_attention(q, k, v))
