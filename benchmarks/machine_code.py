@@ -42,7 +42,7 @@ from primaldual.kernels import launching
 from primaldual.kernels.kept import Kept
 from primaldual.kernels.native.notes import Launch, noted
 from primaldual.kernels.ragged import launch as ragged_launch
-from primaldual.ops import ragged
+from primaldual.ops.plan import execute
 from primaldual.ops.problem import state
 
 Row = dict[str, Any]
@@ -125,7 +125,7 @@ def launches(form: Form) -> list[Launch]:
         ):
             stack.enter_context(patch.object(where, name, instead))
         steps = stack.enter_context(noted())
-        out, _ = ragged.run(problem)
+        out, _ = execute(problem, "ragged")
         torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
         return [step for step in steps if isinstance(step, Launch)]
 
