@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..models import SeriesTransformer
 from ..nn import MultiheadAttention
 
 
 @torch.no_grad()
-def attention_inputs(model: SeriesTransformer, series: Tensor) -> list[tuple[MultiheadAttention, Tensor]]:
+def attention_inputs(model: nn.Module, series: Tensor) -> list[tuple[MultiheadAttention, Tensor]]:
     """Every attention layer of a model in eval mode, with what it sees of the series."""
     found: list[tuple[MultiheadAttention, Tensor]] = []
     with ExitStack() as hooks:
@@ -25,7 +24,7 @@ def attention_inputs(model: SeriesTransformer, series: Tensor) -> list[tuple[Mul
 
 
 @torch.no_grad()
-def head_maps(model: SeriesTransformer, series: Tensor) -> Tensor:
+def head_maps(model: nn.Module, series: Tensor) -> Tensor:
     """Attention weights [layers, batch, heads, length, length] of a model in eval mode."""
     seen = attention_inputs(model, series)
     return torch.stack([layer(x, x, x, need_weights=True, average_attn_weights=False)[1] for layer, x in seen])

@@ -72,8 +72,12 @@ class Record:
 
     @property
     def best(self) -> Score | None:
-        """At the best evaluation of the test part: what the paper's code bases report."""
-        return self._at(best_at(self.history["test"], self.more_is_better)) if self._tested else None
+        """At the best evaluation of the test part: what the paper's code bases for time series report.
+
+        None where the test part waited for the end: there it chose nothing.
+        """
+        always = self._tested and None not in self.history["test"]
+        return self._at(best_at(self.history["test"], self.more_is_better)) if always else None
 
     @property
     def last(self) -> Score | None:
