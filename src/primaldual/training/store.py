@@ -43,8 +43,9 @@ class Store:
 
     def add_model(self, key: str, model: nn.Module) -> None:
         """Keep the weights of a run."""
-        of_family = isinstance(model, SeriesTransformer | SequenceClassifier)
-        config = {"config": model.config.to_dict()} if of_family else {}
+        config = {}
+        if isinstance(model, SeriesTransformer | SequenceClassifier):
+            config = {"config": model.config.to_dict()}
         write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), config)
 
     def model(self, key: str) -> nn.Module:
