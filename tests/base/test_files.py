@@ -1,11 +1,13 @@
 """A file is whole or the one that was there before; nothing else is left behind."""
 
+import ast
 import errno
 import math
 from pathlib import Path
 
 import pytest
 
+from primaldual.base import files
 from primaldual.base.files import remove, replacing, write_json, write_text
 
 
@@ -43,3 +45,21 @@ def test_removing_a_file_takes_what_a_killed_process_left_along(tmp_path):
         (tmp_path / name).touch()
     remove(tmp_path / "one")
     assert [path.name for path in tmp_path.iterdir()] == [".other-x1y2"]
+
+
+def test_the_library_writes_its_files_here_alone():
+    source = Path(files.__file__).parents[1]
+    writing = {"write_text", "write_bytes", "savefig", "mkstemp", "save_file", "dump", "tofile", "touch"}
+    found = set()
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            into_memory = bool(node.args) and ast.unparse(node.args[0]) in ("buffer", "scratch")
+            modes = [
+                one.value for one in (*node.args, *(k.value for k in node.keywords)) if isinstance(one, ast.Constant)
+            ]
+            opened = node.func.attr == "open" and any(str(mode)[:1] in "wax" for mode in modes)
+            if (node.func.attr in writing or opened) and not into_memory:
+                found.add(str(path.relative_to(source)))
+    assert found == {"base/files.py"}

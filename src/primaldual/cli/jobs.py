@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..base.files import write_text
 from ..base.terminal import titled
 from ..base.threads import on_threads
 from . import options
@@ -85,10 +86,9 @@ def _progress(job: Job) -> AbstractContextManager[Watch]:
 
 def write_texts(folder: Path, name: str, texts: dict[str, str]) -> list[Path]:
     """A file for every suffix."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = {suffix: folder / f"{name}.{suffix}" for suffix in texts}
     for suffix, text in texts.items():
-        paths[suffix].write_text(text, encoding="utf-8")
+        write_text(paths[suffix], text)
     return list(paths.values())
 
 
