@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels.encoder import clipped_update
 from .schedule import BETA, Constant, Schedule
 
 SQUARE_BETA = 0.999
@@ -92,13 +93,11 @@ class Optimizer:
             alive: [rows].
             reduced: a copy of the last columns in another dtype, to be kept up to date; may be empty.
         """
-        from ..kernels.encoder.update_kernel import update
-
-        rows, count = self.matrix.shape
-        update[(-(-count // 1024), rows)](
-            self.matrix, self.matrix.grad, self.mean, self.square, reduced, norms, alive, self._table, self.done,
-            count, count - reduced.shape[1], len(self._table), clip, 1 - SQUARE_BETA, BLOCK=1024,
-            HAS_REDUCED=reduced.shape[1] > 0,
+        gradient = self.matrix.grad
+        assert gradient is not None
+        clipped_update(
+            self.matrix, gradient, self.mean, self.square, reduced, norms, clip, alive, self._table, self.done,
+            1 - SQUARE_BETA,
         )  # fmt: skip
         self.done.add_(1)
 

@@ -11,5 +11,9 @@ from .embedding import embed
 from .head import head
 from .layers import add_norm, feed_forward, linear, linear_beside
 from .norms import Norm
+from .update import clipped_update
 
-__all__ = ["Dropout", "Norm", "add_norm", "embed", "feed_forward", "head", "linear", "linear_beside", "usable"]
+__all__ = [
+    "Dropout", "Norm", "add_norm", "clipped_update", "embed", "feed_forward", "head", "linear", "linear_beside",
+    "usable",
+]  # fmt: skip
