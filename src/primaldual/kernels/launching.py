@@ -25,6 +25,11 @@ MULTIPROCESSORS = 132
 """Of a large GPU, an H200: among so many the work of a launch is divided."""
 
 
+def relative_size(device: torch.device) -> float:
+    """Multiprocessors of a GPU, as a multiple of an H200's."""
+    return torch.cuda.get_device_properties(device).multi_processor_count / MULTIPROCESSORS
+
+
 def without_triton() -> str | None:
     return None if _TRITON else "Triton is not installed"
 

@@ -17,6 +17,7 @@ import torch
 
 from ..dual import form_of
 from ..kernels.cudnn import attention as cudnn
+from ..kernels.launching import relative_size
 from ..kernels.native import library as native
 from ..primal.features import FeatureMap
 from . import block_sparse, linear, mixed, sdpa
@@ -59,7 +60,6 @@ class Device(NamedTuple):
     host: float  # host seconds per launch; 0: the host is the device
     rates: Mapping[torch.dtype, float]  # FLOPs per second of long attention at head dimension 64
     fits: Mapping[str, Fit]
-    processors: int = 0
 
 
 H200 = Device(
@@ -85,10 +85,8 @@ H200 = Device(
         "reference": Fit(0.30, call=150e-6),  # not measured
         "product": Fit(1.6),  # a layer's projections at 4096, batch 8, 512 wide
     },
-    processors=132,
 )
-"""torch 2.11, captured and eager, forward and backward. Other GPUs: the same constants, and rates by their number of
-processors."""
+"""torch 2.11, captured and eager, forward and backward. Other GPUs: the same constants, and rates by their size."""
 
 CPU = Device(
     name="a CPU",
@@ -217,15 +215,11 @@ def device_of(device: torch.device) -> Device:
         return CPU
     if torch.compiler.is_compiling():
         return H200
-    found = torch.cuda.get_device_properties(device)
-    if "H200" in found.name and found.multi_processor_count == H200.processors:
+    name, size = torch.cuda.get_device_name(device), relative_size(device)
+    if "H200" in name and size == 1.0:
         return H200
-    larger = found.multi_processor_count / H200.processors
-    return H200._replace(
-        name=f"{found.name} (by the constants of an H200)",
-        rates={dtype: rate * larger for dtype, rate in H200.rates.items()},
-        processors=found.multi_processor_count,
-    )
+    rates = {dtype: rate * size for dtype, rate in H200.rates.items()}
+    return H200._replace(name=f"{name} (by the constants of an H200)", rates=rates)
 
 
 def estimate(impl: str, sizes: Sizes) -> Estimate:
