@@ -7,6 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from primaldual.ops import EXECUTORS
+from primaldual.ops.layer import ROUTES
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "primaldual"
 ROOF = "primaldual"
@@ -86,6 +91,14 @@ def test_kernels_are_launched_in_the_machine_room_alone():
             assert not [
                 name for name in found if f"{name}.".startswith(("triton.", *(f"{d}." for d in device_code)))
             ], path
+
+
+@pytest.mark.parametrize("among", [EXECUTORS, ROUTES], ids=["executors", "routes of a layer"])
+def test_what_a_plan_chooses_among_does_not_import_one_another(among):
+    paths = {module.__name__: Path(str(module.__file__)) for module in among.values()}
+    for name, path in paths.items():
+        found = {".".join((*parts, "")) for parts, _ in modules(path, path.read_text("utf-8"))}
+        assert not [other for other in paths if any(one.startswith(f"{other}.") for one in found)], name
 
 
 def test_every_package_says_in_its_docstring_what_lives_there():

@@ -19,7 +19,7 @@ from ..dual.form import pieces_of, pooling_of
 from ..kernels.kept import on_device
 from ..primal import Sparse
 from ..primal.patterns import Band, Block, Piece, Residues, Summary
-from . import gathered, sdpa
+from . import gathered, softmax
 from .gathered import Laid, Part, Span, near_block, summary_columns
 from .pooling import Pool
 from .problem import Problem
@@ -52,7 +52,7 @@ def refusal(problem: Problem) -> str | None:
     training_set = problem.primal.training_set
     if type(training_set) is not Sparse:
         return "the training set is not Sparse: every query sees all keys"
-    if reason := sdpa.refusal(problem):
+    if reason := softmax.refusal(problem, "fused attention"):
         return reason
     if problem.query_offset:
         return f"its pieces are laid out from token 0 on, and the first query stands at token {problem.query_offset}"
@@ -112,7 +112,7 @@ def _up(count: int, tile: int) -> int:
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
     """The identities that this executor makes use of."""
-    return (*sdpa.one_sided_rewrites(problem), KeepPattern, GroupHeadsByScale)
+    return (*softmax.one_sided_rewrites(problem), KeepPattern, GroupHeadsByScale)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -133,7 +133,7 @@ def _attend(p: Problem) -> Tensor:
     attend_piece = flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)
     usual = p.relative_scale == 1.0  # pieces divide by √D
     if not p.is_causal:
-        q, points, _ = sdpa.one_sided(p)
+        q, points, _ = softmax.one_sided(p)
         q = q if usual else q * p.relative_scale
         slot, per_key = _slots(p)
         if slot is None:
@@ -142,7 +142,7 @@ def _attend(p: Problem) -> Tensor:
         query = slot.new_zeros(length * per_key).index_copy(0, slot, torch.arange(q.shape[2], device=q.device))
         q = q.index_select(2, query)  # slots that no query takes hold some query, and no one looks
         return gathered.attend(q, points, None, pieces, per_key, None, attend_piece, not fused).index_select(2, slot)
-    queries, causal = sdpa.one_sided_causal(p)
+    queries, causal = softmax.one_sided_causal(p)
     q = queries.rows.flatten(2, 3)
     q = q if usual else q * p.relative_scale
     complete = Pool(causal.keys[:, :, :, -1], causal.values[:, :, :, -1], _last(causal.seen), _last(causal.bias))

@@ -20,7 +20,7 @@ from ..kernels.cudnn import attention as cudnn
 from ..kernels.launching import relative_size
 from ..kernels.native import library as native
 from ..primal.features import FeatureMap
-from . import block_sparse, linear, mixed, sdpa
+from . import block_sparse, linear, mixed, softmax
 from .problem import Problem
 
 TRAINING = 3.5
@@ -204,7 +204,7 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
         weights=problem.need_weights,
         own_points=(problem.is_causal or problem.attn_hidden is not None)
         and (scaled or any(map_.needs != "nothing" for map_ in maps)),
-        own_keys=sdpa.needs_own_keys(problem) is not None,
+        own_keys=softmax.needs_own_keys(problem) is not None,
         long=mixed.long_groups(problem),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..dual import Expansion, GroupHeadsByScale
+from ..dual.form import pooling_of
 from ..primal import Primal
 from ..primal.features import Parameters
 from . import checks, masks
@@ -69,6 +70,26 @@ class Problem:
         end = self.query_offset + self.q.shape[2]
         shown = self.primal.training_set.visible(self.scale, end, self.k.shape[2], self.q.device)
         return shown if shown is None else shown[self.query_offset if first is None else first :]
+
+    def seen_tokens(self) -> Tensor:
+        """Boolean [B or 1, H or 1, L or 1, S]: the tokens that exist for each query; patterns are not looked at."""
+        queries, tokens, device = self.q.shape[2], self.k.shape[2], self.q.device
+        seen = torch.ones(1, 1, 1, tokens, dtype=torch.bool, device=device)
+        if self.key_hidden is not None:
+            seen = seen & ~self.key_hidden.unsqueeze(2)
+        if self.attn_hidden is not None:
+            seen = seen & ~self.attn_hidden
+        if self.is_causal:
+            i, j = torch.arange(queries, device=device) + self.query_offset, torch.arange(tokens, device=device)
+            seen = seen & (j <= i[:, None])
+        return seen
+
+    def weights_refusal(self) -> str | None:
+        """Why the weights that are asked for are not those of tokens; None where they are, or none are asked for."""
+        pooled = pooling_of(self.primal.training_set)
+        if self.need_weights and pooled and pooled.how in ("max", "conv") and any(s > 1 for s in self.scales):
+            return f"{pooled.how} pooling has no weights over tokens"
+        return None
 
     @property
     def scales(self) -> tuple[int, ...]:
