@@ -38,6 +38,7 @@ AllSets = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_defaul
 # of commands that train
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0, 1, … of every run, trained together.")]
 Epochs = Annotated[int | None, typer.Option(min=1, show_default=False, help="To try it out; the report says so.")]
+Steps = Annotated[int | None, typer.Option(min=1, show_default=False, help="The same, where a table counts in steps.")]
 Dtype = Annotated[
     str | None, typer.Option(show_default=False, help="`float32`, `bfloat16` or `float64`; else the recipe's.")
 ]

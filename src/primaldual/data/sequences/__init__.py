@@ -2,6 +2,6 @@
 
 from .catalogue import Entry, known
 from .documents import Cases, Documents, SequenceSet, content_hash, side_by_side
-from .loading import load
+from .loading import load, missing
 
-__all__ = ["Cases", "Documents", "Entry", "SequenceSet", "content_hash", "known", "load", "side_by_side"]
+__all__ = ["Cases", "Documents", "Entry", "SequenceSet", "content_hash", "known", "load", "missing", "side_by_side"]

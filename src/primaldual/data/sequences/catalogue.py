@@ -70,6 +70,8 @@ class Entry:
         length: tokens of a padded sequence.
         classes: how many.
         made: from what.
+        pairs: whether a case is a pair of documents.
+        pictures: whether tokens are grey values.
     """
 
     name: str
@@ -78,6 +80,8 @@ class Entry:
     length: int
     classes: int
     made: Format | Generator
+    pairs: bool = False
+    pictures: bool = False
 
     @property
     def how(self) -> str:
@@ -114,9 +118,9 @@ def known() -> dict[str, Entry]:
             "lra-listops-brackets", "ListOps (with brackets)", listops.SIZES, 2048, 10, listops_generator(brackets=True)
         ),
         Entry("lra-text", "Text", (25_000, 25_000, 25_000), 4096, 2, text.IMDB),
-        Entry("lra-retrieval", "Retrieval", retrieval.AAN_CASES, 4096, 2, retrieval.AAN),
-        Entry("lra-retrieval-manpages", "Retrieval (manual pages)", None, 4096, 2, retrieval.MANUAL_PAGES),
-        Entry("lra-image", "Image", (45_000, 5_000, 10_000), 1024, 10, image.CIFAR),
+        Entry("lra-retrieval", "Retrieval", retrieval.AAN_CASES, 4096, 2, retrieval.AAN, pairs=True),
+        Entry("lra-retrieval-manpages", "Retrieval (manual pages)", None, 4096, 2, retrieval.MANUAL_PAGES, pairs=True),
+        Entry("lra-image", "Image", (45_000, 5_000, 10_000), 1024, 10, image.CIFAR, pictures=True),
     ]
     return {entry.name: entry for entry in entries}
 

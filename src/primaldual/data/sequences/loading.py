@@ -68,6 +68,16 @@ def load(
     return store.read(folder)
 
 
+def missing(name: str, data_dir: str | Path | None = None, *, cache_dir: str | Path | None = None) -> str | None:
+    """Why `load` could not give a set here, in words; nothing is generated or read to find out."""
+    try:
+        known, directory = entry(name), data_directory(data_dir)
+    except DataError as error:
+        return str(error)
+    there = store.set_folder(name, cache_directory(cache_dir)).exists() or known.source(directory) is not None
+    return None if there else _not_found(known, directory, None)
+
+
 def problems(name: str, data_dir: Path | None, cache_dir: Path) -> tuple[SequenceSet | None, list[str]]:
     """What is wrong with a prepared set, to the last byte, in words; and the set where it can be read."""
     try:
