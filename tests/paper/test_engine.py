@@ -9,12 +9,12 @@ from training.toy import toy
 def test_a_run_without_memory_does_not_stop_the_others(tmp_path, monkeypatch):
     trained = []
 
-    def train(data, primal, *_, **__):
-        if primal.inputs:
+    def train(task, *_, **__):
+        if task.mechanism.inputs:
             raise torch.OutOfMemoryError
-        trained.append(primal)
+        trained.append(task.mechanism)
 
-    monkeypatch.setattr("primaldual.paper.engine.load", lambda *_, **__: toy())
+    monkeypatch.setattr("primaldual.paper.families.load", lambda *_, **__: toy())
     monkeypatch.setattr("primaldual.paper.engine.train", train)
     found = local(jobs("table-uea", ["PEMS-SF"]), Place(tmp_path))
     message = "the device is out of memory"

@@ -105,13 +105,14 @@ def _cases(
     only: str, mechanisms: str, impl: str, dtype: str, seeds: int, batch: int | None, steps: int | None
 ) -> list[TrainingCase]:
     """The cases that the options ask for; a ValueError says what is wrong with them."""
+    from ..bench.long_case import LongCase
     from ..bench.training_case import TrainingCase
-    from ..data import manifest
+    from ..data import manifest, sequences
     from ..ops import EXECUTORS
 
     sets, names, impls = (bench.parts("", text, str) for text in (only, mechanisms, impl))
     for option, chosen, known in (
-        ("--only", sets, tuple(manifest())),
+        ("--only", sets, (*manifest(), *sequences.known())),
         ("--impl", impls, ("auto", *EXECUTORS)),
         ("--dtype", (dtype := bench.SHORT.get(dtype, dtype),), ("bfloat16", "float32")),
     ):
@@ -120,7 +121,7 @@ def _cases(
             what = f"got {wrong!r}; did you mean {near[0]}?" if near else f"takes {', '.join(known)}; got {wrong!r}"
             raise ValueError(f"{option} {what}")
     cases = [
-        TrainingCase(name, column, executor, seeds, dtype, batch, steps)
+        (LongCase if name in sequences.known() else TrainingCase)(name, column, executor, seeds, dtype, batch, steps)
         for column in names
         for name in sets
         for executor in impls

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from ..data import DataError, load
+from ..data import DataError
 from ..training import Watch, train
+from .families import family
 from .job import Job
 
 
@@ -51,7 +52,7 @@ def local(jobs: Sequence[Job], place: Place) -> list[Failure]:
     failures = []
     for name, of_set in groupby(jobs, lambda job: job.dataset):
         try:
-            data = load(name, place.data_dir, offline=place.offline)
+            data = family(name).load(name, place.data_dir, place.offline)
         except (DataError, OSError) as error:
             failures.append(Failure(name, None, str(error)))
             continue
@@ -59,8 +60,8 @@ def local(jobs: Sequence[Job], place: Place) -> list[Failure]:
             try:
                 with place.watching(job) if place.watching else nullcontext() as watch:
                     train(
-                        data, job.primal, job.recipe, job.seeds, folder=place.folder, device=place.device,
-                        watch=[watch] if watch else [],
+                        family(name).task(data, job.primal, job.recipe), None, job.recipe, job.seeds,
+                        folder=place.folder, device=place.device, watch=[watch] if watch else [],
                     )  # fmt: skip
             except torch.OutOfMemoryError:
                 failures.append(Failure(name, job.mechanism, "the device is out of memory"))
