@@ -38,12 +38,9 @@ RECOMPILES = 64
 
 
 class Kept(NamedTuple):
-    """What the pieces of a problem cost forward, and what the dense mask costs."""
+    """What the pieces of a problem cost forward."""
 
-    columns: int  # scores computed for a query of the least pooled head
-    length: int  # its keys
     flops: int
-    dense_flops: int
     pieces: int  # attentions run one after the other
 
 
@@ -78,16 +75,14 @@ def estimate(problem: Problem) -> Kept:
     fused = _flex_runs(problem)
     batch, _, queries, dim = problem.q.shape
     tokens, both = problem.k.shape[2], dim + problem.v.shape[-1]
-    flops = dense_flops = count = 0
-    least_pooled = (0, 0)
-    for scale, heads in reversed(GroupHeadsByScale.groups(problem.scales)):
+    flops = count = 0
+    for scale, heads in GroupHeadsByScale.groups(problem.scales):
         length = training_set.points(scale, tokens)
         pieces = pieces_of(training_set.pattern, length) or ()
         per_score = 2 * batch * len(heads) * queries * both
         columns = sum(_columns(piece, length, scale, fused) for piece in pieces)
-        flops, dense_flops, count = flops + per_score * columns, dense_flops + per_score * length, count + len(pieces)
-        least_pooled = columns, length
-    return Kept(*least_pooled, flops, dense_flops, count)
+        flops, count = flops + per_score * columns, count + len(pieces)
+    return Kept(flops, count)
 
 
 def _columns(piece: Piece, length: int, scale: int, fused: bool) -> int:

@@ -17,8 +17,7 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale, Rewrite, beta_of, form_of
 from ..dual.form import pooling_of
 from ..kernels.kept import on_device
-from ..kernels.launching import seed_of
-from ..kernels.launching import traced as traced
+from ..kernels.launching import seed_of, traced
 from ..kernels.ragged import layout as layouts
 from ..kernels.ragged import limits
 from ..kernels.ragged import marks as ragged_marks

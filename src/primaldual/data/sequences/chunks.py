@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -14,14 +13,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from ...base.environment import cores
+
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Called with how many are done and how many there will be."""
-
-
-def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def stream(seed: int, chunk: int) -> np.random.Generator:
