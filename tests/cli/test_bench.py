@@ -172,7 +172,7 @@ def test_training_writes_a_table_a_record_and_a_picture(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--only", "Hartbeat"), "--only got 'Hartbeat'; did you mean Heartbeat?"),
+        (("--only", "Hartbeat"), "; got 'Hartbeat'; did you mean 'Heartbeat'?"),
         (("--only", "zzz"), "--only takes EthanolConcentration"),
         (("--only", ","), "nothing to measure"),
         (("--mechanisms", "softmx"), "did you mean 'softmax'"),

@@ -70,7 +70,7 @@ mask = torch.zeros(2, 6, dtype=torch.bool)
             r"grid 2×2 .* 4 tokens, but the sequence has 6",
         ),
         (lambda: attention(q, q, q, Primal(residual=True)), ValueError, r"residual.*MultiheadAttention"),
-        (lambda: attention(q, q, q, "bn", parameters={"betta": q}), ValueError, r"no 'betta'.*It takes: none"),
+        (lambda: attention(q, q, q, "bn", parameters={"betta": q}), ValueError, r"no 'betta'\. It takes: none"),
         (
             lambda: attention(q, q, q, mechanism("bn", learnable=True), parameters={"beta": torch.ones(3)}),
             ValueError,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.suggestions import did_you_mean
 from . import bench
 from .main import _escape, _fail
 from .options import Device, Mechanisms, Plot, Quick, RecordFile, Repeats
@@ -117,9 +117,7 @@ def _cases(
         ("--dtype", (dtype := bench.SHORT.get(dtype, dtype),), ("bfloat16", "float32")),
     ):
         for wrong in (one for one in chosen if one not in known):
-            near = difflib.get_close_matches(wrong, known, n=1) if option == "--only" else []
-            what = f"got {wrong!r}; did you mean {near[0]}?" if near else f"takes {', '.join(known)}; got {wrong!r}"
-            raise ValueError(f"{option} {what}")
+            raise ValueError(f"{option} takes {', '.join(known)}; got {wrong!r}{did_you_mean(wrong, known)}")
     cases = [
         (LongCase if name in sequences.known() else TrainingCase)(name, column, executor, seeds, dtype, batch, steps)
         for column in names

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -13,6 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from ..base.spread import spread_text
 from ..base.threads import on_threads
 from ..primal import Primal
 from .main import _escape, _fail, app, console
@@ -189,7 +189,7 @@ def _print(records: list[Record], title: str, output: Path) -> None:
         table.add_row(str(record.seed), *cells, f"[red]{_escape(record.failure)}[/]" if record.failure else "")
     if len(records) > 1:
         table.add_section()
-        table.add_row("mean ± std", *(_spread([getattr(record, kind) for record in records]) for kind in kinds), "")
+        table.add_row("mean ± std", *(_spread(records, kind) for kind in kinds), "")
     console.print(table)
     legend = "best: of all epochs, chosen on the test set, as the paper's code bases do. last: nothing chosen."
     if first.selected:
@@ -208,8 +208,6 @@ def _print(records: list[Record], title: str, output: Path) -> None:
     )  # fmt: skip
 
 
-def _spread(scores: list[Any]) -> str:
-    values = [score.value for score in scores if score is not None]
-    if len(values) < 2:
-        return "–"
-    return f"{fmean(values):.2f} ± {stdev(values):.2f}"
+def _spread(records: list[Record], kind: str) -> str:
+    """Over the seeds that came to such a score."""
+    return spread_text([score.value for score in (getattr(record, kind) for record in records) if score], len(records))
