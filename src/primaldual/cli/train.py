@@ -15,6 +15,7 @@ from rich.table import Table
 from ..base.spread import spread_text
 from ..base.threads import on_threads
 from ..primal import Primal
+from .jobs import one_line_errors
 from .main import _escape, _fail, app, console
 from .mechanism_options import (
     Beta,
@@ -96,7 +97,7 @@ def train(
     paper's code bases. On a CPU there is no dropout on the attention weights, which its fused attention lacks, and
     there are at most 40 epochs unless --epochs says otherwise.
     """
-    from ..data import DataError, load, load_files
+    from ..data import load, load_files
     from ..paper import recipe_for
     from ..training import MissingPackageError, SeriesTask, check, for_cpu
 
@@ -104,15 +105,11 @@ def train(
         "beta": beta, "learnable": learnable, "full": full, "scales": scales, "how": how, "prefix": prefix,
         "size": size, "causal": causal, "grid": grid, "pattern": pattern,
     }  # fmt: skip
-    try:
+    with one_line_errors(2):
         primal = mechanism_option(mechanism_name, settings)
         chosen = device_option(device)
-    except (ValueError, TypeError) as error:
-        raise _fail(error, 2) from None
-    try:
+    with one_line_errors(1):
         data = load_files(name).standardised() if name.endswith(".ts") else load(name, data_dir)
-    except (DataError, OSError) as error:
-        raise _fail(error, 1) from None
     for note in data.notes:
         console.print(_escape(note), style="dim", highlight=False, soft_wrap=True)
     try:
