@@ -37,7 +37,7 @@ RECOMPILES = 64
 """Kernels kept: beyond torch's own limit of 8, FlexAttention would compute all N² scores without a word."""
 
 
-class Kept(NamedTuple):
+class PatternCost(NamedTuple):
     """What the pieces of a problem cost forward."""
 
     flops: int
@@ -68,7 +68,7 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def estimate(problem: Problem) -> Kept:
+def estimate(problem: Problem) -> PatternCost:
     """Scores, FLOPs (2·B·H·L·columns·(D + Dv) for a group of heads) and pieces, as functions of shape."""
     training_set = problem.primal.training_set
     assert isinstance(training_set, Sparse)
@@ -82,7 +82,7 @@ def estimate(problem: Problem) -> Kept:
         per_score = 2 * batch * len(heads) * queries * both
         columns = sum(_columns(piece, length, scale, fused) for piece in pieces)
         flops, count = flops + per_score * columns, count + len(pieces)
-    return Kept(flops, count)
+    return PatternCost(flops, count)
 
 
 def _columns(piece: Piece, length: int, scale: int, fused: bool) -> int:

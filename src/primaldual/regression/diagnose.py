@@ -15,7 +15,7 @@ from ..svr.fit import KernelError, NotConvergedWarning, fit
 from .calls import AttentionCall, attention_calls
 from .diagnosis import Diagnosis, HeadRow, Numbers
 from .recover import recover
-from .sequence import Notes, RefusalError, Sequence, sequence_of
+from .sequence import Notes, OneSequence, RefusalError, sequence_of
 
 TOL = 1e-6
 """The relative duality gap to which a head is solved again, and how near to C is at the bound."""
@@ -94,7 +94,7 @@ def _rows(call: AttentionCall, epsilon: float, top: int, max_iter: int) -> list[
 
 
 def _measure(
-    call: AttentionCall, p: Sequence, epsilon: float, top: int, max_iter: int, notes: Notes
+    call: AttentionCall, p: OneSequence, epsilon: float, top: int, max_iter: int, notes: Notes
 ) -> tuple[Tensor, list[tuple[int, ...]]]:
     """`Numbers` of every head [H, 7], and the tokens with the largest |α|."""
     primal, (_, H, S, _), Dv = call.primal, p.keys.shape, p.values.shape[-1]
@@ -124,8 +124,8 @@ def _measure(
 
 
 def _shares(
-    call: AttentionCall, p: Sequence, targets: Tensor, log_c: Tensor, log_alpha: Tensor, epsilon: float, max_iter: int,
-    notes: Notes,
+    call: AttentionCall, p: OneSequence, targets: Tensor, log_c: Tensor, log_alpha: Tensor, epsilon: float,
+    max_iter: int, notes: Notes,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Which α [H, W, Dv] are not zero, and which are at the bound, at this ε; NaN where it cannot be solved."""
     near = math.log1p(-TOL)

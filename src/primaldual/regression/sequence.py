@@ -11,7 +11,7 @@ from ..dual.form import pooling_of
 from .calls import AttentionCall
 
 
-class Sequence(NamedTuple):
+class OneSequence(NamedTuple):
     """One sequence of a call as `recover` and `fit` take it."""
 
     keys: Tensor  # [1, H, S, D]
@@ -40,7 +40,7 @@ class Notes:
         return "; ".join(self.heads[head])
 
 
-def sequence_of(call: AttentionCall, element: int, notes: Notes) -> Sequence:
+def sequence_of(call: AttentionCall, element: int, notes: Notes) -> OneSequence:
     """Keys, values and what is hidden of them; remarks go to the notes, and what is no regression is refused."""
     S, queries = call.keys.shape[2], call.queries.shape[2]
     hidden = torch.zeros(S, dtype=torch.bool, device=call.keys.device)
@@ -66,7 +66,7 @@ def sequence_of(call: AttentionCall, element: int, notes: Notes) -> Sequence:
         raise RefusalError("keys or values are not finite")
     if (pooled := pooling_of(call.primal.training_set)) is not None and pooled.how == "conv":
         raise RefusalError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
-    return Sequence(keys, values, hidden[None], query if kinds["causal"] or kinds["sparse"] else None)
+    return OneSequence(keys, values, hidden[None], query if kinds["causal"] or kinds["sparse"] else None)
 
 
 def _hides(mask: Tensor, name: str) -> Tensor:

@@ -24,7 +24,7 @@ TILE = 128
 """The rows of a program are a multiple of this, and this is one of the rows that any kernel takes at once."""
 
 
-class Launch(NamedTuple):
+class Tile(NamedTuple):
     """Rows that a program takes at once (causal: the chunk), its warps, and how many loads are in flight."""
 
     rows: int
@@ -32,17 +32,17 @@ class Launch(NamedTuple):
     stages: int
 
 
-def launch(kernel: str, dtype: torch.dtype, widest: int) -> Launch:
+def tile_of(kernel: str, dtype: torch.dtype, widest: int) -> Tile:
     """How a kernel is launched, by the element type and the widest of D, D_φ and D_v: what spills few registers.
 
     float32 products are scalar instructions that hold their operands in registers: small tiles. Wide heads take twice
     the warps, for a state that is twice as large on each side, and the gradients, which hold two, half the rows.
     """
     if dtype == torch.float32:
-        return Launch(32, 4, 2) if widest <= 32 else Launch(16, 8, 1)
+        return Tile(32, 4, 2) if widest <= 32 else Tile(16, 8, 1)
     if widest <= 64:
-        return Launch(64, 4, 3 if kernel in ("sum_keys", "attend_queries") else 2)
-    return Launch(32 if "query_gradients" in kernel or kernel == "causal_key_gradients" else 64, 8, 2)
+        return Tile(64, 4, 3 if kernel in ("sum_keys", "attend_queries") else 2)
+    return Tile(32 if "query_gradients" in kernel or kernel == "causal_key_gradients" else 64, 8, 2)
 
 
 @torch.library.custom_op("primaldual::linear_attention", mutates_args=())
@@ -198,7 +198,7 @@ def _flops(q: Any, k: Any, v: Any, shift: Any, scale: Any, omega: Any, weight: A
     """2FC for each key and each query, causal once more for the key; 2DF more for each with random features."""
     (B, H, L, D), S, C = q, k[2], v[3]
     F = D if omega is None else omega[0]
-    chunk = launch("attend_causal", torch.bfloat16, max(D, F, C)).rows
+    chunk = tile_of("attend_causal", torch.bfloat16, max(D, F, C)).rows
     keys = S + (L if is_causal else 0)
     return 2 * B * H * ((L + keys) * (F * C + (0 if omega is None else D * F)) + is_causal * L * chunk * (F + C))
 
@@ -211,7 +211,7 @@ def _backward_flops(
     """4FC for each key and each query, causal half as much again; 4DF more for each with random features."""
     (B, H, L, D), S, C = q, k[2], v[3]
     F = D if omega is None else omega[0]
-    chunk = launch("causal_key_gradients", torch.bfloat16, max(D, F, C)).rows
+    chunk = tile_of("causal_key_gradients", torch.bfloat16, max(D, F, C)).rows
     dense = (L + S) * (2 * F * C + (0 if omega is None else 2 * D * F))
     return 2 * B * H * (dense + is_causal * L * (2 * F * C + chunk * (4 * F + 3 * C)))
 
@@ -238,7 +238,7 @@ def _sizes(kernel: str, q: Tensor, v: Tensor, omega: Tensor | None, *lengths: in
     """What a kernel is compiled for."""
     D, C = q.shape[3], v.shape[3]
     F = D if omega is None else omega.shape[0]
-    rows, warps, stages = launch(kernel, q.dtype, max(D, F, C))
+    rows, warps, stages = tile_of(kernel, q.dtype, max(D, F, C))
     return {
         "EVEN": len({*lengths}) == 1 and lengths[0] % rows == 0, "D": D, "F": F, "C": C,
         "BLOCK": rows, "BLOCK_D": block_of(D), "BLOCK_F": block_of(F), "BLOCK_C": block_of(C),

@@ -43,7 +43,7 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-class Recentred(torch.autograd.Function):
+class RecentredProjection(torch.autograd.Function):
     """x ↦ q − βμ, k, v: views of one buffer."""
 
     @staticmethod

@@ -9,7 +9,7 @@ from ...dual import Rewrite, RowConstantsCancel, beta_of
 from ...kernels.cudnn import attention as cudnn
 from ...kernels.native import layers as compiled
 from ...kernels.native import library as native
-from ...kernels.projection.recentred import Recentred, wide
+from ...kernels.projection.recentred import RecentredProjection, wide
 from ...kernels.ragged import limits
 from ...primal import Primal
 from .._attention import attention
@@ -75,7 +75,7 @@ def project(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor]:
     if p.padding is not None:
         seen = p.padding.logical_not() if p.padding.dtype == torch.bool else p.padding != -torch.inf
         share = seen.to(wide(x)) / seen.sum(1, keepdim=True).clamp(min=1)
-    return Recentred.apply(x, weight, bias, learned, share, factor, p.layer.num_heads)
+    return RecentredProjection.apply(x, weight, bias, learned, share, factor, p.layer.num_heads)
 
 
 def _runs_compiled(p: LayerProblem) -> bool:
