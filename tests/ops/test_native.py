@@ -31,8 +31,7 @@ from primaldual.kernels.cudnn import beside as parallel
 from primaldual.kernels.kept import Kept
 from primaldual.kernels.native import layers as compiled
 from primaldual.kernels.native import library as native
-from primaldual.kernels.native import packing
-from primaldual.kernels.native import replay
+from primaldual.kernels.native import packing, replay
 from primaldual.kernels.projection import grouped, recentred, unpooled
 from primaldual.kernels.projection import launching as nn_launching
 from primaldual.kernels.ragged import layout as layouts

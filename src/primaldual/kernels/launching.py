@@ -63,8 +63,8 @@ def refusal_of_device(device: torch.device) -> str | None:
 def captured(x: Tensor) -> bool:
     """Whether a CUDA graph is captured, or a compiler traces: what the host does here, it does once.
 
-    So does any stream but the default one, which no graph can capture: as torch advises, what is captured next is warmed
-    up on a side stream, and both must choose alike.
+    So does any stream but the default one, which no graph can capture: as torch advises, what is to be captured is run
+    on a side stream before, and both must choose alike.
     """
     return x.is_cuda and (
         torch.compiler.is_compiling()
