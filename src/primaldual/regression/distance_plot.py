@@ -16,6 +16,7 @@ from .diagnose_plot import BLUE, ERROR, GREEN
 
 if TYPE_CHECKING:
     from .distances import HeadDistances, LayerDistances
+    from .maps import Pooling
 
 COLOURS = {"shared": GREEN, "repeated": BLUE}
 TITLES = {"shared": "weight of a window shared", "repeated": "weight of a window repeated"}
@@ -28,7 +29,7 @@ def draw(found: HeadDistances) -> bytes:
     """A PNG. Heat maps of one column share their colours, so that layers compare."""
     layers = found.named()
     pooled = any(layer.shared is not layer.repeated for layer in layers.values())
-    columns = ("shared", "repeated") if pooled else ("repeated",)
+    columns: tuple[Pooling, ...] = ("shared", "repeated") if pooled else ("repeated",)
     with style():
         drawing = figure(2.2 + 2.3 * len(columns) + 2.6, 1.3 + 1.95 * len(layers))
         drawing.suptitle("L2 distance between heads' attention maps", x=0.01, ha="left", fontweight="bold")
@@ -55,13 +56,13 @@ def draw(found: HeadDistances) -> bytes:
         return png(drawing, 150)
 
 
-def _mean(layer: LayerDistances, pooling: str) -> Tensor | None:
+def _mean(layer: LayerDistances, pooling: Pooling) -> Tensor | None:
     """[heads, heads], over the cases."""
     distances = layer.shared if pooling == "shared" else layer.repeated
     return None if distances is None else distances.mean(0)
 
 
-def _reach(layer: LayerDistances, pooling: str) -> float:
+def _reach(layer: LayerDistances, pooling: Pooling) -> float:
     pairs = layer.pairs(pooling)
     return 0.0 if pairs is None else pairs.mean + (pairs.std or 0.0)
 
@@ -88,7 +89,7 @@ def _heat(axes: Axes, mean: Tensor | None, layer: LayerDistances, top: float) ->
             axes.text(second, first, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=8)
 
 
-def _bars(axes: Axes, layer: LayerDistances, columns: tuple[str, ...]) -> None:
+def _bars(axes: Axes, layer: LayerDistances, columns: tuple[Pooling, ...]) -> None:
     for place, pooling in enumerate(columns):
         if (pairs := layer.pairs(pooling)) is not None:
             axes.barh(place, pairs.mean, 0.6, color=COLOURS[pooling], xerr=pairs.std, error_kw=ERROR)

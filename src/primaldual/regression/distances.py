@@ -16,6 +16,8 @@ from .diagnosis import EXTRA
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .maps import Pooling
+
 
 class LayerDistances(NamedTuple):
     """One call of a layer. Distances are [cases, heads, heads], in float64, symmetric, zero on the diagonal.
@@ -33,8 +35,8 @@ class LayerDistances(NamedTuple):
     repeated: Tensor
     note: str = ""
 
-    def pairs(self, pooling: str) -> Spread | None:
-        """Mean and standard deviation over cases and pairs of heads, "shared" or "repeated"."""
+    def pairs(self, pooling: Pooling) -> Spread | None:
+        """Mean and standard deviation (n − 1) over cases and pairs of heads; None where there is no `shared`."""
         distances = self.shared if pooling == "shared" else self.repeated
         if distances is None:
             return None
@@ -77,7 +79,7 @@ class HeadDistances:
         assert found is not None
         return found
 
-    def _average(self, pooling: str) -> Average | None:
+    def _average(self, pooling: Pooling) -> Average | None:
         layers = [layer.pairs(pooling) for layer in self.layers]
         if None in layers:
             return None
@@ -104,26 +106,24 @@ class HeadDistances:
 
     def table(self) -> Table:
         """For a terminal."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
+
+        from ..base.terminal import titled
 
         notes = [f"{name}: {layer.note}" for name, layer in self.named().items() if layer.note]
         caption = "mean ± standard deviation: of a layer over pairs of heads and cases, then over layers"
-        table = Table(
-            title="L2 distance between the attention maps of two heads", title_style="italic", box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0), caption=Text("\n".join([caption, *notes])), caption_justify="left",
-        )  # fmt: skip
+        table = titled("L2 distance between the attention maps of two heads")
+        table.caption, table.caption_justify = Text("\n".join([caption, *notes])), "left"
         table.add_column("layer", style="bold cyan", overflow="fold")
         for heading in ("heads", "scales", "cases", "shared", "repeated"):
             table.add_column(heading, justify="right", no_wrap=True)
         for name, layer in self.named().items():
             table.add_row(
                 name, str(len(layer.scales)), ", ".join(map(str, dict.fromkeys(layer.scales))),
-                str(len(layer.repeated)), *(_text(layer.pairs(pooling)) for pooling in ("shared", "repeated")),
+                str(len(layer.repeated)), _text(layer.pairs("shared")), _text(layer.pairs("repeated")),
                 end_section=layer is self.layers[-1],
             )  # fmt: skip
-        table.add_row("all layers", "", "", "", *(_text(average) for average in (self.shared, self.repeated)))
+        table.add_row("all layers", "", "", "", _text(self.shared), _text(self.repeated))
         return table
 
     def plot(self) -> bytes:
@@ -145,14 +145,12 @@ class HeadDistances:
         return "\n".join(line.rstrip() for line in captured.get().splitlines()).strip("\n")
 
     def __repr__(self) -> str:
-        averages = (
-            f"{name}={_text(average)}" for name, average in (("shared", self.shared), ("repeated", self.repeated))
-        )
-        return f"HeadDistances({len(self.layers)} layers, {', '.join(averages)})"
+        shared, repeated = _text(self.shared), _text(self.repeated)
+        return f"HeadDistances({len(self.layers)} layers, shared={shared}, repeated={repeated})"
 
 
 def _plain(layer: LayerDistances) -> dict[str, Any]:
-    def found(pooling: str, distances: Tensor | None) -> dict[str, Any] | None:
+    def found(pooling: Pooling, distances: Tensor | None) -> dict[str, Any] | None:
         pairs = layer.pairs(pooling)
         return None if distances is None or pairs is None else pairs._asdict() | {"heads": distances.mean(0).tolist()}
 

@@ -29,7 +29,7 @@ class Block(NamedTuple):
     valid: Tensor  # bool [cases, queries]: which of the queries are not padding
 
 
-def blocks(call: AttentionCall, cases: slice, pooling: Pooling = "shared") -> Iterator[Block]:
+def blocks(call: AttentionCall, cases: slice, pooling: Pooling) -> Iterator[Block]:
     """The maps κ(Tq_i, Tk_j)/h(Tq_i) of these cases, in the order of the queries, in at least float32.
 
     A map is zero where a query does not see a token. A learned and a zero key are among the tokens. Where `refusal` has
@@ -52,6 +52,11 @@ def blocks(call: AttentionCall, cases: slice, pooling: Pooling = "shared") -> It
             weights = execute(_of_queries(problem, first, first + rows), executor)[1]
         assert weights is not None
         yield Block(weights, valid[:, first : first + rows])
+
+
+def head_maps(call: AttentionCall, case: int, pooling: Pooling = "shared") -> Tensor:
+    """The maps [H, queries, S] of one case."""
+    return torch.cat([weights[0] for weights, _ in blocks(call, slice(case, case + 1), pooling)], dim=1)
 
 
 def refusal(call: AttentionCall) -> str | None:
