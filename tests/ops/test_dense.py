@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from primaldual import MultiheadAttention, attention, mechanism, mechanisms
 from primaldual.ops import plan
@@ -14,38 +12,9 @@ from primaldual.ops.plan import execute
 from primaldual.ops.problem import Problem, state
 from primaldual.primal import EluPlusOne, Exponential, Pooled, Primal
 from support.battery import CASES, HEADS, PRIMALS, exists, inputs, parameters, relative_error, runs
+from support.watch import Watch
 
 WITH_WEIGHTS = [name for name in PRIMALS if name not in ("sh-max", "sh-conv")]
-VIEWS = (
-    "view",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "transpose",
-    "slice",
-    "detach",
-    "alias",
-    "permute",
-    "split",
-    "select",
-)
-
-
-class Watch(TorchDispatchMode):
-    """The largest tensor that any operator makes, and what all of them read and write, in bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = self.moved = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.largest = max([self.largest, *(x.untyped_storage().nbytes() for x in made)])
-        if not any(view in func.__name__ for view in VIEWS):
-            touched = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)] + made
-            self.moved += sum(x.numel() * x.element_size() for x in touched)
-        return out
 
 
 @pytest.mark.parametrize("name", WITH_WEIGHTS)

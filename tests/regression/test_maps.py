@@ -95,9 +95,11 @@ def test_a_factor_on_the_scores_and_keys_beyond_the_tokens_take_part(options, ca
 
 
 @pytest.mark.usefixtures("at_once")
-def test_queries_that_are_the_last_of_a_longer_sequence_keep_their_places():
-    layer, x = layer_of(mechanism("sparse-sh", stride=3)), series()
+@pytest.mark.parametrize("masked", [False, True])
+def test_queries_that_are_the_last_of_a_longer_sequence_keep_their_places(masked):
+    layer, x = layer_of(mechanism("sparse-bn" if masked else "sparse-sh", stride=3)), series()
     options = {"key": x, "value": x, "is_causal": True, "query_offset": 4}
+    options |= {"attn_mask": torch.rand(N - 4, N) < 0.3} if masked else {}
     _, weights = layer(x[:, 4:], average_attn_weights=False, **options)
     torch.testing.assert_close(whole(recorded(layer, x[:, 4:], **options)), weights)
 
