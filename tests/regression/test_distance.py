@@ -230,7 +230,7 @@ def test_averages_are_over_cases_and_pairs_then_over_layers():
     assert (mean, std) == (pytest.approx(3.0), pytest.approx(math.sqrt(0.5)))
     assert within == pytest.approx((math.sqrt(3.5) + math.sqrt(4.5)) / 2)
     assert found.repeated.mean == pytest.approx((3.5 + 5.0) / 2)
-    assert repr(found) == "HeadDistances(2 layers, shared=3.000 ± 0.707, repeated=4.250 ± 1.061)"
+    assert repr(found) == "HeadDistances(layers=2, shared=3.000 ± 0.707, repeated=4.250 ± 1.061)"
 
 
 def test_the_table_fits_a_terminal():

@@ -146,7 +146,7 @@ class HeadDistances:
 
     def __repr__(self) -> str:
         shared, repeated = _text(self.shared), _text(self.repeated)
-        return f"HeadDistances({len(self.layers)} layers, shared={shared}, repeated={repeated})"
+        return f"HeadDistances(layers={len(self.layers)}, shared={shared}, repeated={repeated})"
 
 
 def _plain(layer: LayerDistances) -> dict[str, Any]:
