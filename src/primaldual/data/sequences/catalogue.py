@@ -1,0 +1,143 @@
+"""The sets that are known by name: what they are, how large, and what each is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Protocol
+
+from ...base.suggestions import did_you_mean
+from ..errors import DataNotFoundError
+from . import image, listops, retrieval, text
+from .chunks import Progress, settings_hash
+from .documents import SequenceSet
+from .raw import Format
+
+
+class Source(Protocol):
+    """What a set is made from: raw files, or a generator with its settings."""
+
+    @property
+    def origin(self) -> str:
+        """In words."""
+
+    @property
+    def others(self) -> str:
+        """How a set came about that is not made from it."""
+
+    def stamp(self) -> str:
+        """As long as it is the same, so is the source."""
+
+    def digest(self) -> str:
+        """The `source_hash` of the set that would be made."""
+
+    def prepare(self, processes: int | None = None, progress: Progress | None = None) -> SequenceSet:
+        """Make the set."""
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Makes a set out of nothing but a seed.
+
+    Args:
+        generate: called with `processes` and `progress`.
+        source_hash: of the generator and its settings.
+    """
+
+    generate: Callable[..., SequenceSet]
+    source_hash: str
+    origin: str = "its generator"
+    others: str = "by another version of its generator"
+
+    def stamp(self) -> str:
+        return self.source_hash
+
+    def digest(self) -> str:
+        return self.source_hash
+
+    def prepare(self, processes: int | None = None, progress: Progress | None = None) -> SequenceSet:
+        return self.generate(processes=processes, progress=progress)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A set that is known by name.
+
+    Args:
+        cases: of the training, validation and test parts; None where there may be any number.
+        length: tokens of a padded sequence.
+        classes: how many.
+        made: from what.
+    """
+
+    name: str
+    title: str
+    cases: tuple[int, int, int] | None
+    length: int
+    classes: int
+    made: Format | Generator
+
+    @property
+    def how(self) -> str:
+        """How it is had, in words."""
+        if isinstance(self.made, Generator):
+            return "generated"
+        return f"read from {self.made.names}; {self.made.get}"
+
+    def source(self, directory: Path | None) -> Source | None:
+        """What it would be made from, given a data directory."""
+        if isinstance(self.made, Generator):
+            return self.made
+        return None if directory is None else self.made.find(directory)
+
+    def differences(self, data: SequenceSet) -> list[str]:
+        """What is not as it is published."""
+        found = tuple(len(cases) for cases in data.parts.values())
+        if self.cases is None or found == self.cases:
+            return []
+        mine, published = (" + ".join(map(str, cases)) for cases in (found, self.cases))
+        return [f"it has {mine} cases, published are {published}"]
+
+
+@cache
+def known() -> dict[str, Entry]:
+    """Every set by name.
+
+    >>> known()["lra-text"].cases
+    (25000, 25000, 25000)
+    """
+    entries = [
+        Entry("lra-listops", "ListOps", listops.SIZES, 2048, 10, listops_generator(brackets=False)),
+        Entry(
+            "lra-listops-brackets", "ListOps (with brackets)", listops.SIZES, 2048, 10, listops_generator(brackets=True)
+        ),
+        Entry("lra-text", "Text", (25_000, 25_000, 25_000), 4096, 2, text.IMDB),
+        Entry("lra-retrieval", "Retrieval", retrieval.AAN_CASES, 4096, 2, retrieval.AAN),
+        Entry("lra-retrieval-manpages", "Retrieval (manual pages)", None, 4096, 2, retrieval.MANUAL_PAGES),
+        Entry("lra-image", "Image", (45_000, 5_000, 10_000), 1024, 10, image.CIFAR),
+    ]
+    return {entry.name: entry for entry in entries}
+
+
+def entry(name: str) -> Entry:
+    """A set by name; an error with the nearest names where there is none."""
+    if name not in known():
+        raise DataNotFoundError(
+            f"there is no set of long sequences {name}{did_you_mean(name, known())} There are {', '.join(known())}"
+        )
+    return known()[name]
+
+
+def names_in(directory: Path) -> list[str]:
+    """The sets whose raw files are in a data directory, or some of them."""
+    return [entry.name for entry in known().values() if isinstance(entry.made, Format) and entry.made.is_in(directory)]
+
+
+def listops_generator(brackets: bool, sizes: tuple[int, int, int] = listops.SIZES) -> Generator:
+    """Of ListOps, with seed 0."""
+    return Generator(
+        partial(listops.generate, brackets=brackets, sizes=sizes),
+        settings_hash("listops", listops.VERSION, seed=0, brackets=brackets, sizes=sizes),
+    )
