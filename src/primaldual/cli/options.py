@@ -18,7 +18,8 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         envvar="PRIMALDUAL_DATA",
-        help="Holds `<Name>.zip`, or `<Name>/` with `_TRAIN.ts` and `_TEST.ts`; in folders too.",
+        help="Holds `<Name>.zip`, or `<Name>/` with `_TRAIN.ts` and `_TEST.ts`, or archives such as "
+        "`aclImdb_v1.tar.gz`; in folders too.",
         show_default=False,
     ),
 ]
@@ -31,7 +32,7 @@ CacheDir = Annotated[
         show_default=False,
     ),
 ]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Take sets of other sizes than the archive's.")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Take sets of other sizes than the published.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never download.")]
 AllSets = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=False)]
 

@@ -143,6 +143,8 @@ def _check(data: Dataset, where: Path, check: bool) -> None:
 def _not_found(name: str, directory: Path | None, reason: str | None, offline: bool) -> str:
     if reason:
         return f"{reason}, and its raw files are not to be had to make it anew; name their folder by --data-dir"
+    if name.startswith("lra-"):
+        return f"{name} is no set of time series; primaldual.data.sequences.load has the Long Range Arena's"
     places = [f"in {directory}"] if directory else []
     places += ["in the cache", "in the aeon package", *([] if offline else ["among the sets that aeon can download"])]
     near = difflib.get_close_matches(name, manifest(), n=3)

@@ -80,11 +80,14 @@ class Entry:
     made: Format | Generator
 
     @property
+    def generated(self) -> bool:
+        """Rather than read from files."""
+        return isinstance(self.made, Generator)
+
+    @property
     def how(self) -> str:
         """How it is had, in words."""
-        if isinstance(self.made, Generator):
-            return "generated"
-        return f"read from {self.made.names}; {self.made.get}"
+        return f"read from {self.made.names}; {self.made.get}" if isinstance(self.made, Format) else "generated"
 
     def source(self, directory: Path | None) -> Source | None:
         """What it would be made from, given a data directory."""

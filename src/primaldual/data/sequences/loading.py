@@ -101,5 +101,5 @@ def _not_found(known: Entry, directory: Path | None, reason: str | None) -> str:
     get = f"{known.made.get}; name the folder by --data-dir or {DATA_VARIABLE}"
     if reason:
         return f"{reason}, and its raw files are not to be had to make it anew; {get}"
-    where = f"in {directory} or a folder of it" if directory else "as no data directory is given"
-    return f"{known.name} is not prepared, and there is no {known.made.names} {where}; {get}"
+    where = f"neither {directory} nor a folder of it holds" if directory else "no data directory is given that holds"
+    return f"{known.name} is not prepared, and {where} {known.made.names}; {get}"
