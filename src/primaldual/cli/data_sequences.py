@@ -100,11 +100,11 @@ def sequences_info(
 @contextmanager
 def _bar(name: str) -> Iterator[Report]:
     """What is to be called with how many cases are done; nothing is shown until then."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(TextColumn(name), *columns, console=console, transient=True, disable=not console.is_terminal) as bars:
 
         def report(done: int, total: int) -> None:
-            task = bars.task_ids[0] if bars.task_ids else bars.add_task(f"generating {name}")
+            task = bars.task_ids[0] if bars.task_ids else bars.add_task(name)
             bars.update(task, completed=done, total=total)
 
         yield report
