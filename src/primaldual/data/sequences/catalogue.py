@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ...base.suggestions import did_you_mean
 from ..errors import DataNotFoundError
-from . import image, listops, retrieval, text
+from . import image, listops, pathfinder, retrieval, text
 from .chunks import Progress, settings_hash
 from .documents import SequenceSet
 from .raw import Format
@@ -52,12 +52,16 @@ class Generator:
     origin: str = "its generator"
     others: str = "by another version of its generator"
 
+    @property
+    def name(self) -> str:
+        """Of the generator."""
+        return self.module.__name__.rpartition(".")[2]
+
     def stamp(self) -> str:
         return self.digest()
 
     def digest(self) -> str:
-        name = self.module.__name__.rpartition(".")[2]
-        return settings_hash(name, self.module.VERSION, seed=0, **self.settings)
+        return settings_hash(self.name, self.module.VERSION, seed=0, **self.settings)
 
     def prepare(self, processes: int | None = None, progress: Progress | None = None) -> SequenceSet:
         made: SequenceSet = self.module.generate(0, **self.settings, processes=processes, progress=progress)
@@ -122,8 +126,16 @@ def known() -> dict[str, Entry]:
         Entry("lra-retrieval", "Retrieval", retrieval.AAN_CASES, 4096, 2, retrieval.AAN),
         Entry("lra-retrieval-manpages", "Retrieval (manual pages)", None, 4096, 2, retrieval.MANUAL_PAGES),
         Entry("lra-image", "Image", (45_000, 5_000, 10_000), 1024, 10, image.CIFAR),
+        _pathfinder("lra-pathfinder", "Pathfinder", "hard"),
+        _pathfinder("lra-pathfinder-intermediate", "Pathfinder (intermediate)", "intermediate"),
+        _pathfinder("lra-pathfinder-easy", "Pathfinder (easy)", "easy"),
     ]
     return {entry.name: entry for entry in entries}
+
+
+def _pathfinder(name: str, title: str, level: str) -> Entry:
+    made = Generator(pathfinder, {"level": level, "images": 200_000})
+    return Entry(name, title, (160_000, 20_000, 20_000), 1024, 2, made)
 
 
 def entry(name: str) -> Entry:
