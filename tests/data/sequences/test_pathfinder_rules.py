@@ -114,6 +114,13 @@ def test_no_stroke_touches_what_was_there_when_it_was_drawn(scenes):
             room = into(room, snake[-1], painted(snake[-1, 2])[1] / 255)
 
 
+def test_tries_that_all_fail_give_no_snakes():
+    found = [len(layout._pairs(np.random.default_rng(seed), 1, 14)[0]) for seed in range(40)]
+    assert 0 in found and sum(found) < 10
+    full = np.full_like(growth.empty(3), 255)
+    assert np.all(layout._short(np.random.default_rng(0), full, 4) == -1)
+
+
 def test_a_snake_turns_as_often_as_the_square_of_the_cosine_says():
     n, stroke = 40_000, DEGREES // 2 + 30
     snakes = growth.seeded(np.full((n, 2), 15), np.full(n, stroke))

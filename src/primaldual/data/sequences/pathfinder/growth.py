@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from .strokes import DEGREES, FULL, PATCH, REACH, strokes
 
@@ -64,7 +64,7 @@ def inside(canvas: np.ndarray) -> np.ndarray:
 
 def patches(canvas: np.ndarray) -> np.ndarray:
     """[pictures, side, side, patch, patch]: what is around each cell, to read and to write."""
-    return sliding_window_view(canvas, (1, PATCH, PATCH), writeable=True)[:, :, :, 0]
+    return as_strided(canvas, (len(canvas), SIDE, SIDE, PATCH, PATCH), (*canvas.strides, *canvas.strides[1:]))
 
 
 def settle(room: np.ndarray, snakes: Snakes) -> None:
