@@ -10,7 +10,8 @@ from typer.testing import CliRunner, Result
 from data.files import folder
 from data.sequences.files import REVIEWS, imdb, pairs
 from primaldual.cli import app
-from primaldual.data.sequences import catalogue, known
+from primaldual.data.sequences import known, listops
+from primaldual.data.sequences.catalogue import Generator
 
 
 @pytest.fixture
@@ -25,8 +26,8 @@ def call(tmp_path: Path):
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets as small as the tests' files, in place of the published ones."""
-    listops = replace(known()["lra-listops"], cases=(3, 2, 2), made=catalogue.listops_generator(False, (3, 2, 2)))
-    monkeypatch.setitem(known(), "lra-listops", listops)
+    made = Generator(listops, {"brackets": False, "sizes": (3, 2, 2)})
+    monkeypatch.setitem(known(), "lra-listops", replace(known()["lra-listops"], cases=(3, 2, 2), made=made))
     monkeypatch.setitem(known(), "lra-text", replace(known()["lra-text"], cases=(3, 2, 2)))
 
 

@@ -278,6 +278,12 @@ def test_a_head_that_is_no_regression_says_why(model, options, reason, tmp_path)
     found.plot(tmp_path / "refused.png")
 
 
+@pytest.mark.parametrize(("layer", "called"), [({"scale": 0.5}, {}), ({}, {"query_offset": 2})], ids=str)
+def test_scores_and_places_that_a_regression_has_not_are_refused(layer, called):
+    with pytest.raises(ValueError, match="read back from heads with 1/√head_dim on their scores"):
+        diagnose(attend(**layer), {"x": inputs()} | called)
+
+
 def test_a_sequence_without_a_token_is_left_out():
     padding = PADDING.clone()
     padding[0] = True

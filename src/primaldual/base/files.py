@@ -67,9 +67,9 @@ def _put(folder: Path, path: Path) -> bool:
     try:
         folder.replace(path)
     except OSError as error:
-        if path.is_dir() and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES):
-            return False
-        raise
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
     return True
 
 

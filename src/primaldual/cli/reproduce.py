@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import options
+from . import head_distance, options
 from .jobs import end, one_line_errors, show, train, write_texts
 from .main import app
 
@@ -24,7 +24,7 @@ def reproduce(
             metavar="TABLE",
             show_default=False,
             help="`table-uea`, `table-uea-linear`, `table-uea-sparse`, `table-uea-more`, `table-regression`, "
-            "`table-lra`, `table-lra-conv1d` or `table-learnable-beta`.",
+            "`table-lra`, `table-lra-conv1d`, `table-learnable-beta` or `table-head-distance`.",
         ),
     ],
     only: Annotated[str | None, typer.Option(metavar="SET,SET", help="Some of its sets.", show_default=False)] = None,
@@ -53,6 +53,7 @@ def reproduce(
     Markdown, CSV and LaTeX. Sets that are not to be had are listed.
     """
     from ..paper import ENGINES, compare, jobs
+    from ..paper.head_distance import NAME
     from ..training import Store
 
     changes: dict[str, Any] = {"epochs": epochs, "steps": steps, "dtype": dtype}
@@ -61,6 +62,13 @@ def reproduce(
     with one_line_errors(2):
         if engine not in ENGINES:
             raise ValueError(f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}")
+        if table == NAME:
+            where = options.device_option(device)
+            head_distance.reproduce(
+                part, output, reports, ENGINES[engine], where, threads, data_dir, offline, dry_run=dry_run,
+                only_report=only_report,
+            )  # fmt: skip
+            return
         wanted = jobs(table, **part)
     failures = train(
         wanted, output, ENGINES[engine], device, threads, data_dir, offline, dry_run=dry_run, only_report=only_report

@@ -56,7 +56,7 @@ def refusal(problem: Problem) -> str | None:
         return f"only {primal.training_set!r} knows its points"
     if max(problem.scales) > 1 and (reason := needs_own_keys(problem)):
         return reason
-    return problem.weights_refusal()
+    return None if problem.repeat_weights else problem.weights_refusal()
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
@@ -213,7 +213,10 @@ def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Te
 
 
 def _over_tokens(p: Problem, weights: Tensor) -> Tensor:
-    """A window's weight is shared by its tokens, as far as the query sees them: [B, H, L, W] to [B, H, L, S]."""
+    """A window's weight is shared by its tokens, as far as the query sees them: [B, H, L, W] to [B, H, L, S].
+
+    Where weights are repeated, each of them has the whole.
+    """
     pooled, tokens, device = pooling_of(p.primal.training_set), p.k.shape[2], p.q.device
     if pooled is None or p.scale == 1:
         return fit_length(weights.transpose(2, 3), tokens).transpose(2, 3)
@@ -221,9 +224,12 @@ def _over_tokens(p: Problem, weights: Tensor) -> Tensor:
     if pooled.how == "kmeans":
         share = pooled.reduce(p.k, p.v, seen, p.scale, p.parameters).share
         assert share is not None
-        return weights @ share.squeeze(2)
+        share = share.squeeze(2)
+        return weights @ ((share > 0).to(weights.dtype) if p.repeat_weights else share)
     window, _ = pooled.window(torch.arange(tokens, device=device), p.scale, tokens)
     window = window.clamp(max=weights.shape[3] - 1)  # those after the last query's are seen by none
-    votes = seen.to(weights.dtype)
-    count = votes.new_zeros(*votes.shape[:3], weights.shape[3]).index_add(3, window, votes)
-    return (weights / count.clamp(min=1)).index_select(3, window).where(seen, 0.0)
+    if not p.repeat_weights:
+        votes = seen.to(weights.dtype)
+        count = votes.new_zeros(*votes.shape[:3], weights.shape[3]).index_add(3, window, votes)
+        weights = weights / count.clamp(min=1)
+    return weights.index_select(3, window).where(seen, 0.0)

@@ -48,6 +48,7 @@ class Problem:
     dropout_p: float = 0.0
     parameters: Parameters = field(default_factory=dict)
     need_weights: bool = False
+    repeat_weights: bool = False  # each token has the whole weight of its pooled point, not a share of it
     scale: int = 1
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D

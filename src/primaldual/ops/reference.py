@@ -91,7 +91,7 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     if not p.need_weights:
         return out, None
     assert points.share is not None
-    return out, _apply(dropped, points.share)
+    return out, _apply(dropped, (points.share > 0).to(dropped.dtype) if p.repeat_weights else points.share)
 
 
 def _as_value(p: Problem) -> Tensor:

@@ -8,9 +8,12 @@ from .certification import Certification, Check
 from .certify import certify
 from .diagnose import diagnose
 from .diagnosis import Diagnosis, HeadRow
+from .distance import head_distance
+from .distances import HeadDistances, LayerDistances
 from .recover import Recovered, recover
 
 __all__ = [
-    "Certificate", "Certification", "Check", "Diagnosis", "Fit", "HeadRow", "KernelError", "NoAttentionError",
-    "NotConvergedWarning", "PerQueryError", "Recovered", "certify", "diagnose", "fit", "recover",
+    "Certificate", "Certification", "Check", "Diagnosis", "Fit", "HeadDistances", "HeadRow", "KernelError",
+    "LayerDistances", "NoAttentionError", "NotConvergedWarning", "PerQueryError", "Recovered", "certify", "diagnose",
+    "fit", "head_distance", "recover",
 ]  # fmt: skip

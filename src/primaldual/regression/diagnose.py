@@ -69,6 +69,11 @@ def diagnose(model: nn.Module, batch: Any, *, epsilon: float = 0.1, top: int = 5
 
 def _rows(call: AttentionCall, epsilon: float, top: int, max_iter: int) -> list[HeadRow]:
     """A row for each head."""
+    if call.scale is not None or call.query_offset:
+        raise ValueError(
+            f"{call.layer}: a regression is read back from heads with 1/√head_dim on their scores, whose queries begin "
+            f"at the first key; this layer has scale={call.scale}, and query_offset={call.query_offset}"
+        )
     heads = call.keys.shape[1]
     notes = Notes(heads)
     measured: list[Tensor] = []

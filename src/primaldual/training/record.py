@@ -76,8 +76,9 @@ class Record:
 
         None where the test part waited for the end: there it chose nothing.
         """
-        always = self._tested and None not in self.history["test"]
-        return self._at(best_at(self.history["test"], self.more_is_better)) if always else None
+        if not self._tested or self.recipe["test_at_end"]:
+            return None
+        return self._at(best_at(self.history["test"], self.more_is_better))
 
     @property
     def last(self) -> Score | None:

@@ -13,7 +13,7 @@ import pytest
 
 from data.sequences.files import REVIEWS, cifar, imdb, pairs
 from primaldual.data import DataMismatchError, DataNotFoundError
-from primaldual.data.sequences import SequenceSet, catalogue, known, listops, load, loading, raw, store
+from primaldual.data.sequences import SequenceSet, known, listops, load, loading, raw, store
 from primaldual.data.sequences.catalogue import Generator
 
 read = partial(load, check=False)
@@ -29,8 +29,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def small_listops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few expressions in place of the published 100,000."""
-    small = replace(known()["lra-listops"], cases=(3, 2, 2), made=catalogue.listops_generator(False, (3, 2, 2)))
-    monkeypatch.setitem(known(), "lra-listops", small)
+    made = Generator(listops, {"brackets": False, "sizes": (3, 2, 2)})
+    monkeypatch.setitem(known(), "lra-listops", replace(known()["lra-listops"], cases=(3, 2, 2), made=made))
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,24 @@ def test_a_set_is_generated_once(small_listops, monkeypatch):
     assert load("lra-listops").hash == data.hash
 
 
-@pytest.mark.parametrize("brackets", [False, True])
-def test_the_hash_of_a_generators_settings_is_known_before_it_runs(brackets):
-    made = catalogue.listops_generator(brackets, (2, 1, 1))
-    assert made.prepare(processes=1).source_hash == made.digest()
+SMALL = {"listops": {"sizes": (2, 1, 1)}, "pathfinder": {"images": 10}}
+
+
+@pytest.mark.parametrize("name", [name for name, entry in known().items() if entry.generated])
+def test_the_hash_of_a_generators_settings_is_known_before_it_runs(name):
+    made = known()[name].made
+    assert isinstance(made, Generator)
+    small = replace(made, settings={**made.settings, **SMALL[made.name]})
+    data = small.prepare(processes=1)
+    assert data.source_hash == small.digest() != made.digest()
+    entry = known()[name]
+    assert (data.name, data.title, data.length) == (entry.name, entry.title, entry.length)
+    assert len(data.classes) == entry.classes
 
 
 def test_another_version_of_a_generator_generates_anew(small_listops, monkeypatch, caplog):
     load("lra-listops", processes=1)
     monkeypatch.setattr(listops, "VERSION", 99)
-    newer = replace(known()["lra-listops"], made=catalogue.listops_generator(False, (3, 2, 2)))
-    monkeypatch.setitem(known(), "lra-listops", newer)
     with caplog.at_level(logging.WARNING):
         load("lra-listops", processes=1)
     assert "lra-listops was prepared by another version of its generator; preparing it anew" in caplog.text

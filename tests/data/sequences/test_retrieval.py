@@ -41,6 +41,12 @@ def test_literals_of_python_are_taken_as_they_stand_and_noted(tmp_path):
     assert data.notes == ("1 of 6 texts are literals of Python, b'…', taken as they stand",)
 
 
+def test_pairs_that_were_trained_on_are_counted_in_a_note(tmp_path):
+    again: list[Row] = [("0", "x", "y", b"second paper", b"first paper"), ("1", "x", "z", b"second paper", b"third")]
+    data = read(pairs(tmp_path, test=again))
+    assert data.notes == ("1 of 2 test pairs are training pairs, too, in this order or the other",)
+
+
 def test_windows_line_ends_do_not_matter(tmp_path):
     before = read(pairs(tmp_path)).hash
     for path in tmp_path.iterdir():

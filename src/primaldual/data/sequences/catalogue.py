@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol
 
 from ...base.suggestions import did_you_mean
 from ..errors import DataNotFoundError
-from . import image, listops, retrieval, text
+from . import image, listops, pathfinder, retrieval, text
 from .chunks import Progress, settings_hash
 from .documents import SequenceSet
 from .raw import Format
@@ -39,26 +40,32 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Generator:
-    """Makes a set out of nothing but a seed.
+    """Makes a set out of seed 0 and settings.
 
     Args:
-        generate: called with `processes` and `progress`.
-        source_hash: of the generator and its settings.
+        module: with `generate`, and the `VERSION` of what it makes.
+        settings: of `generate`, all that the result depends on.
     """
 
-    generate: Callable[..., SequenceSet]
-    source_hash: str
+    module: ModuleType
+    settings: Mapping[str, object]
     origin: str = "its generator"
     others: str = "by another version of its generator"
 
+    @property
+    def name(self) -> str:
+        """Of the generator."""
+        return self.module.__name__.rpartition(".")[2]
+
     def stamp(self) -> str:
-        return self.source_hash
+        return self.digest()
 
     def digest(self) -> str:
-        return self.source_hash
+        return settings_hash(self.name, self.module.VERSION, seed=0, **self.settings)
 
     def prepare(self, processes: int | None = None, progress: Progress | None = None) -> SequenceSet:
-        return self.generate(processes=processes, progress=progress)
+        made: SequenceSet = self.module.generate(0, **self.settings, processes=processes, progress=progress)
+        return made
 
 
 @dataclass(frozen=True)
@@ -115,17 +122,24 @@ def known() -> dict[str, Entry]:
     >>> known()["lra-text"].cases
     (25000, 25000, 25000)
     """
+    plain, solvable = (Generator(listops, {"brackets": b, "sizes": listops.SIZES}) for b in (False, True))
     entries = [
-        Entry("lra-listops", "ListOps", listops.SIZES, 2048, 10, listops_generator(brackets=False)),
-        Entry(
-            "lra-listops-brackets", "ListOps (with brackets)", listops.SIZES, 2048, 10, listops_generator(brackets=True)
-        ),
+        Entry("lra-listops", "ListOps", listops.SIZES, 2048, 10, plain),
+        Entry("lra-listops-brackets", "ListOps (with brackets)", listops.SIZES, 2048, 10, solvable),
         Entry("lra-text", "Text", (25_000, 25_000, 25_000), 4096, 2, text.IMDB),
         Entry("lra-retrieval", "Retrieval", retrieval.AAN_CASES, 4096, 2, retrieval.AAN, pairs=True),
         Entry("lra-retrieval-manpages", "Retrieval (manual pages)", None, 4096, 2, retrieval.MANUAL_PAGES, pairs=True),
         Entry("lra-image", "Image", (45_000, 5_000, 10_000), 1024, 10, image.CIFAR, pictures=True),
+        _pathfinder("lra-pathfinder", "Pathfinder", "hard"),
+        _pathfinder("lra-pathfinder-intermediate", "Pathfinder (intermediate)", "intermediate"),
+        _pathfinder("lra-pathfinder-easy", "Pathfinder (easy)", "easy"),
     ]
     return {entry.name: entry for entry in entries}
+
+
+def _pathfinder(name: str, title: str, level: str) -> Entry:
+    made = Generator(pathfinder, {"level": level, "images": 200_000})
+    return Entry(name, title, (160_000, 20_000, 20_000), 1024, 2, made, pictures=True)
 
 
 def entry(name: str) -> Entry:
@@ -140,11 +154,3 @@ def entry(name: str) -> Entry:
 def names_in(directory: Path) -> list[str]:
     """The sets whose raw files are in a data directory, or some of them."""
     return [entry.name for entry in known().values() if isinstance(entry.made, Format) and entry.made.is_in(directory)]
-
-
-def listops_generator(brackets: bool, sizes: tuple[int, int, int] = listops.SIZES) -> Generator:
-    """Of ListOps, with seed 0."""
-    return Generator(
-        partial(listops.generate, brackets=brackets, sizes=sizes),
-        settings_hash("listops", listops.VERSION, seed=0, brackets=brackets, sizes=sizes),
-    )

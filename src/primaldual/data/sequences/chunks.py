@@ -20,9 +20,9 @@ Progress = Callable[[int, int], None]
 """Called with how many are done and how many there will be."""
 
 
-def stream(seed: int, chunk: int) -> np.random.Generator:
-    """The random numbers of a chunk, independent of every other's."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(chunk,)))
+def stream(seed: int, *part: int) -> np.random.Generator:
+    """The random numbers of a part of the work, such as a chunk, independent of those of any other."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=part))
 
 
 def in_order(work: Callable[[int], Result], chunks: Iterable[int], processes: int | None = None) -> Generator[Result]:

@@ -43,7 +43,7 @@ class Format:
     any_of: tuple[str, ...] = ()
     all_of: tuple[str, ...] = ()
     wanted: re.Pattern[str] = _NOTHING
-    are_these: Callable[[RawFiles], bool] = bool
+    are_these: Callable[[RawFiles], bool] = lambda raw: True
 
     @property
     def names(self) -> str:

@@ -53,7 +53,7 @@ def read_manual_pages(raw: RawFiles) -> SequenceSet:
 def are_aan(raw: RawFiles) -> bool:
     """Whether the files are AAN's, as far as the number of validation pairs tells."""
     with raw.paths[1].open("rb") as stream:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(1 << 20), b"")) == AAN_CASES[1]
+        return sum(1 for _ in stream) == AAN_CASES[1]
 
 
 def _read(raw: RawFiles, name: str, title: str) -> SequenceSet:
@@ -68,11 +68,22 @@ def _read(raw: RawFiles, name: str, title: str) -> SequenceSet:
         if not labels:
             raise raw.broken(str(path), "there are no pairs inside")
         parts[part] = Cases(np.array(pairs, dtype=np.int64), np.array(labels, dtype=np.int64))
-    literals = sum(text.startswith((b"b'", b'b"')) for text in index)
-    notes = (f"{literals} of {len(index)} texts are literals of Python, b'…', taken as they stand",) if literals else ()
+    notes = [
+        f"{n} of {len(parts[part])} {part} pairs are training pairs, too, in this order or the other"
+        for part in ("validation", "test")
+        if (n := _shared(parts[part], parts["train"]))
+    ]
+    if literals := sum(text.startswith((b"b'", b'b"')) for text in index):
+        notes.append(f"{literals} of {len(index)} texts are literals of Python, b'…', taken as they stand")
     tokens = np.frombuffer(bytearray().join(index), np.uint8)
     documents = side_by_side(tokens, np.array([len(text) for text in index]))
-    return SequenceSet(name, title, documents, parts, ("unrelated", "citing"), 4096, 257, notes)
+    return SequenceSet(name, title, documents, parts, ("unrelated", "citing"), 4096, 257, tuple(notes))
+
+
+def _shared(pairs: Cases, others: Cases) -> int:
+    """How many of the pairs are of the same two documents as one of the others."""
+    known = {tuple(sorted(pair)) for pair in others.documents.tolist()}
+    return sum(tuple(sorted(pair)) in known for pair in pairs.documents.tolist())
 
 
 def _lines(raw: RawFiles, path: Path) -> Iterator[tuple[int, bytes, bytes]]:
