@@ -58,7 +58,7 @@ def measure(
     mode: Annotated[
         str | None, typer.Option(help="`eager`, `captured` (one CUDA graph), or `eager,captured`.", show_default=False)
     ] = None,
-    impl: Annotated[str, typer.Option(help="The executor, as in `primaldual.attention`.")] = "auto",
+    impl: Annotated[str, typer.Option(help="The executor, or of a layer the route.")] = "auto",
     causal: Annotated[bool, typer.Option("--causal/--no-causal", help="Queries see earlier keys only.")] = False,
     dropout: Annotated[float, typer.Option(min=0.0, help="On the weights; the rival drops too.")] = 0.0,
     tf32: Annotated[bool, typer.Option("--tf32", help="Float32 products may round to tf32.")] = False,
@@ -149,6 +149,7 @@ def _grid(
     from ..bench import grid
     from ..bench.case import DTYPES, MODES, STEPS
     from ..ops import EXECUTORS
+    from ..ops.layer import ROUTES
 
     def choices(option: str, text: str | None, default: str, among: tuple[str, ...]) -> tuple[str, ...]:
         if not text:
@@ -160,8 +161,9 @@ def _grid(
 
     if dropout >= 1:
         raise ValueError(f"--dropout must be in [0, 1), got {dropout}")
-    if impl not in ("auto", *EXECUTORS):
-        raise ValueError(f"--impl must be one of auto, {', '.join(EXECUTORS)}; got {impl!r}")
+    known = dict.fromkeys(("auto", *EXECUTORS, *(ROUTES if subject == "layers" else ())))
+    if impl not in known:
+        raise ValueError(f"--impl must be one of {', '.join(known)}; got {impl!r}")
     names = bench.parts("--mechanisms", mechanisms, str)
     for name in names:
         mechanism(name)  # raises, and says which there are
