@@ -13,7 +13,7 @@ from primaldual.nn import ConvProjection
 from primaldual.primal import Window
 from primaldual.regression import fit, recover
 from primaldual.regression.calls import NoAttentionError, attention_calls
-from primaldual.regression.diagnose import diagnose
+from primaldual.regression.diagnosing import diagnose
 
 E, H, N = 16, 4, 10
 PADDING = torch.arange(N) >= torch.tensor([[N], [7], [4]])

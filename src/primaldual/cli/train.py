@@ -158,7 +158,7 @@ def _trained(
 def _tuned(
     data: Dataset, primal: Primal, recipe: Recipe, seeds: int, output: Path, trials: int, device: torch.device
 ) -> Primal:
-    from ..training.tune import tune
+    from ..training.tuning import tune
 
     def said(number: int, settings: dict[str, Any], value: float) -> None:
         words = ", ".join(f"{name} {setting:g}" for name, setting in settings.items())

@@ -5,12 +5,12 @@ from ..svr.design import PerQueryError
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
 from .calls import NoAttentionError
 from .certification import Certification, Check
-from .certify import certify
-from .diagnose import diagnose
+from .claims import certify
+from .diagnosing import diagnose
 from .diagnosis import Diagnosis, HeadRow
 from .distance import head_distance
 from .distances import HeadDistances, LayerDistances
-from .recover import Recovered, recover
+from .recovery import Recovered, recover
 
 __all__ = [
     "Certificate", "Certification", "Check", "Diagnosis", "Fit", "HeadDistances", "HeadRow", "KernelError",

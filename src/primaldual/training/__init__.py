@@ -12,7 +12,7 @@ from .sequences import SequenceTask
 from .series import SeriesTask
 from .store import Store
 from .task import Metric, Task
-from .tune import Tuned, tune
+from .tuning import Tuned, tune
 from .watch import progress_bar, tensorboard
 
 __all__ = [

@@ -5,10 +5,10 @@ before. A program of most kernels works on some columns of a run of `span` rows 
 as one partial sum per run. Kernels are imported where they are launched: not everybody has Triton.
 """
 
+from .classifier import head
 from .division import usable
 from .dropout import Dropout
 from .embedding import embed
-from .head import head
 from .layers import add_norm, feed_forward, linear, linear_beside
 from .norms import Norm
 from .update import clipped_update

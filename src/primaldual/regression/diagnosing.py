@@ -14,7 +14,7 @@ from ..svr.design import design
 from ..svr.fit import KernelError, NotConvergedWarning, fit
 from .calls import AttentionCall, attention_calls
 from .diagnosis import Diagnosis, HeadRow, Numbers
-from .recover import recover
+from .recovery import recover
 from .sequence import Notes, OneSequence, RefusalError, sequence_of
 
 TOL = 1e-6
