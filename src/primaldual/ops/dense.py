@@ -24,7 +24,7 @@ from ..dual.form import pooling_of
 from ..primal import Exponential, Moments
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem, accumulated
-from .softmax import needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites
+from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites
 from .statistics import masked_moments, moments
 
 
@@ -96,10 +96,7 @@ def _masked(p: Problem, queries: Tensor, points: Pool, seen: Tensor | None) -> S
     pattern = visible(p)
     if pattern is not None:
         seen = pattern[None, None] if seen is None else seen & pattern
-    bias = None if points.bias is None else points.bias.unsqueeze(2)
-    if p.attn_bias is not None:
-        bias = p.attn_bias if bias is None else bias + p.attn_bias
-    return Sides(queries, points.keys, points.values, seen, bias)
+    return Sides(queries, points.keys, points.values, seen, bias_of(p, points))
 
 
 def _causal(p: Problem) -> Sides:

@@ -22,7 +22,7 @@ from . import softmax
 from .pooling import CausalPool, fit_length
 from .pooling import visible as visible_of
 from .problem import Problem
-from .softmax import CausalQueries, one_sided, one_sided_causal
+from .softmax import CausalQueries, bias_of, one_sided, one_sided_causal
 
 _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -47,10 +47,8 @@ def _attend(p: Problem) -> Tensor:
     visible = visible_of(p)
     if visible is not None:
         take = visible[None, None] if take is None else take & visible
-    bias = None if points.bias is None else points.bias.unsqueeze(2)
-    if p.attn_bias is not None:
-        bias = p.attn_bias if bias is None else bias + p.attn_bias
-    return _keep_nan(fused(q, points.keys, points.values, take, bias, p.dropout_p, p.score_scale), q, p)
+    out = fused(q, points.keys, points.values, take, bias_of(p, points), p.dropout_p, p.score_scale)
+    return _keep_nan(out, q, p)
 
 
 def _keep_nan(out: Tensor, q: Tensor, p: Problem) -> Tensor:

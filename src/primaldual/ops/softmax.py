@@ -85,6 +85,14 @@ def _far(last: PointMap, keys: Tensor) -> bool:
     return last.needs == "variance" or (last.needs == "mean" and keys.dtype.itemsize > 2)
 
 
+def bias_of(p: Problem, points: Pool) -> Tensor | None:
+    """What is added to the scores, [B or 1, H or 1, L or 1, W]: the bias of the points, and that of the mask."""
+    of_points = None if points.bias is None else points.bias.unsqueeze(2)
+    if p.attn_bias is None or of_points is None:
+        return p.attn_bias if of_points is None else of_points
+    return of_points + p.attn_bias
+
+
 class CausalQueries(NamedTuple):
     """Mapped queries in the windows they stand in; those before the first query of the problem hold nothing."""
 
