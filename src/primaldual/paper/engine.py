@@ -58,11 +58,14 @@ def local(jobs: Sequence[Job], place: Place) -> list[Failure]:
             continue
         for job in of_set:
             try:
-                with place.watching(job) if place.watching else nullcontext() as watch:
-                    train(
-                        family(name).task(data, job.primal, job.recipe), None, job.recipe, job.seeds,
-                        folder=place.folder, device=place.device, watch=[watch] if watch else [],
-                    )  # fmt: skip
+                task = family(name).task(data, job.primal, job.recipe)
+                together = family(name).together(task) or len(job.seeds)
+                for first in range(0, len(job.seeds), together):
+                    with place.watching(job) if place.watching else nullcontext() as watch:
+                        train(
+                            task, None, job.recipe, job.seeds[first : first + together], folder=place.folder,
+                            device=place.device, watch=[watch] if watch else [],
+                        )  # fmt: skip
             except torch.OutOfMemoryError:
                 failures.append(Failure(name, job.mechanism, "the device is out of memory"))
     return failures

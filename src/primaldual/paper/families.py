@@ -18,6 +18,9 @@ from ..training import Recipe, SequenceTask, SeriesTask, Task
 from .numbers import LRA_SCALES, SCALES, STRIDE
 from .recipes import long_range, recipe_for, sizes_of
 
+CHECKPOINT = 16 * 2**20 - 2**17
+"""Bytes of a checkpoint of long sequences at most, but for its header and history."""
+
 
 class Family(ABC):
     """Sets that are loaded and trained on alike.
@@ -55,6 +58,10 @@ class Family(ABC):
     @abstractmethod
     def task(self, data: Any, primal: Primal, recipe: Recipe) -> Task:
         """What is trained."""
+
+    def together(self, task: Task) -> int | None:
+        """How many seeds train at once; None for all."""
+        return None
 
     @abstractmethod
     def edition(self, name: str, data: Mapping[str, Any]) -> str | None:
@@ -125,6 +132,15 @@ class _Long(Family):
 
     def task(self, data: sequences.SequenceSet, primal: Primal, recipe: Recipe) -> SequenceTask:
         return SequenceTask.of(data, primal, recipe)
+
+    def together(self, task: Task) -> int:
+        """As many as have a checkpoint of 16 MiB: members take turns anyway, and it can be carried elsewhere.
+
+        It holds the weights, those that validation chose, and two means of the optimiser, in float32.
+        """
+        with torch.device("meta"):
+            numbers = sum(p.numel() for p in task.build().parameters())
+        return max(1, CHECKPOINT // (4 * 4 * numbers))
 
     def edition(self, name: str, data: Mapping[str, Any]) -> str | None:
         cases = [data[part] for part in ("train", "validation", "test")]
