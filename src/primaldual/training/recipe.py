@@ -158,7 +158,7 @@ def canonical(recipe: Recipe) -> dict[str, Any]:
     default = Recipe(epochs=1).to_dict()
     data = {name: x for name, x in recipe.to_dict().items() if name in _FIRST or x != default[name]}
     model = data.pop("model")
-    if isinstance(recipe.model, SeriesSizes) and type(recipe.model) is SeriesSizes:
+    if type(recipe.model) is SeriesSizes:
         return model | data
     return data if model is None else data | {"model": model}
 

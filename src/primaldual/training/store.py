@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..base.files import write_bytes, write_json
-from ..models import MODELS, SequenceClassifier, SeriesTransformer
+from ..models import MODELS
 from ..primal import Spec
 from .record import Record
 from .task import Task, built
@@ -43,10 +43,9 @@ class Store:
 
     def add_model(self, key: str, model: nn.Module) -> None:
         """Keep the weights of a run."""
-        config = {}
-        if isinstance(model, SeriesTransformer | SequenceClassifier):
-            config = {"config": model.config.to_dict()}
-        write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), config)
+        config: Any = getattr(model, "config", None)
+        about = {"config": config.to_dict()} if type(config) in MODELS else {}
+        write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), about)
 
     def model(self, key: str) -> nn.Module:
         """The model of a finished run, if it is of a family of `primaldual.models`, ready to predict."""
