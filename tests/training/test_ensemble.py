@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from primaldual import mechanism, mechanisms
+from primaldual import Primal, mechanism, mechanisms
 from primaldual.models import SeriesConfig, build
+from primaldual.primal import RmsNorm
 from primaldual.training import Ensemble, Recipe, Training, train
 from primaldual.training.batches import Batches
 from primaldual.training.capture import no_waiting
@@ -15,6 +16,7 @@ from primaldual.training.members import InTurn
 from primaldual.training.parts import hold_out
 from primaldual.training.series_forward import forward
 from primaldual.training.stacked import Stacked
+from support.own import DoubledKeys
 from training.toy import CHANNELS, CLASSES, LENGTH, members, small, toy
 
 CPU = torch.device("cpu")
@@ -23,6 +25,7 @@ LEARNING = {
     "bn-learnable": mechanism("bn", learnable=True),
     "sh-conv": mechanism("sh", how="conv"),
     "full-bn+sh-learnable": mechanism("bn+sh", learnable=True, full=True),
+    "qk-norm of points of one's own": Primal(inputs=(RmsNorm(),), training_set=DoubledKeys()),
 }
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..kernels.buffers import side_by_side
+from ..dual import form_of
 from ..ops import attention
-from ..primal import AllKeys, InputMap, Moments, PointMap, Primal, Sparse, TokenMap
+from ..primal import InputMap, Moments, PointMap, Primal, TokenMap
 
 
 class SideBySide(Function):
@@ -87,9 +88,9 @@ def _ahead(primal: Primal) -> tuple[InputMap, ...]:
     Maps of the sequence can; maps of points as long as they need no statistics and the points are the tokens.
     """
     chosen: list[InputMap] = []
-    training_set = primal.training_set.over if isinstance(primal.training_set, Sparse) else primal.training_set
+    of_tokens = form_of(primal).points == "tokens"
     for map_ in primal.inputs:
-        if isinstance(map_, PointMap) and not (map_.needs == "nothing" and isinstance(training_set, AllKeys)):
+        if isinstance(map_, PointMap) and not (map_.needs == "nothing" and of_tokens):
             break
         chosen.append(map_)
     return tuple(chosen)
