@@ -151,7 +151,8 @@ def state(
         raise CausalFormError(f"is_causal=True: {reason}")
     given = dict(parameters or {})
     if any(name not in given for name in primal.features.fixed):
-        given = primal.features.state(D) | given
+        wide = torch.promote_types(q.dtype, torch.float32)
+        given = {n: x.to(q.device, wide) for n, x in primal.features.state(D).items()} | given
     learned = primal.learned(H, D)
     given = _check_parameters(given, learned, primal.features.fixed)
     given = {n: x.to(device=q.device, dtype=q.dtype) for n, x in learned.items() if n not in given} | given
