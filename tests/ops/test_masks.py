@@ -7,6 +7,7 @@ from torch import Tensor
 from primaldual import Primal, attention, mechanism
 from primaldual.primal import DepthwiseConv1d, DepthwiseConv2d, Pooled
 from support.battery import HEADS, PRIMALS, Case, inputs, outputs_and_gradients, parameters
+from support.own import OWN
 
 L = 9
 FUTURE = torch.ones(L, L, dtype=torch.bool).triu(1)
@@ -81,6 +82,13 @@ def test_a_mask_beside_is_causal_applies_too(name: str, mask: str) -> None:
 def test_pooled_heads_refuse_what_is_more_than_the_hint(mask: Tensor) -> None:
     with pytest.raises(ValueError, match=r"attn_mask says more than is_causal=True.*\(1, 2, 1, 3, 2, 8\)"):
         run(PRIMALS["sh-uneven"], is_causal=True, attn_mask=mask)
+
+
+@pytest.mark.parametrize("primal", [OWN["S"], OWN["S that learns"]], ids=str)
+def test_scores_of_tokens_are_not_added_to_points_of_one_s_own(primal: Primal) -> None:
+    with pytest.raises(ValueError, match=r"adds to the scores of 9 single keys, but .* has [35] points of them"):
+        run(primal, attn_mask=torch.randn(L, L))
+    assert run(primal, attn_mask=DOCUMENTS).isfinite().all()
 
 
 def test_a_mask_that_changes_is_looked_at_again() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..dual import Expansion, GroupHeadsByScale
-from ..primal import Primal
+from ..primal import Primal, TrainingSet
 from ..primal.features import Parameters
 from . import checks, masks
 
@@ -164,6 +164,8 @@ def state(
         attn_hidden, attn_bias, is_causal = masks.per_query(
             attn_mask, (B, H, L, S), scales, primal.token_maps, is_causal, query_offset
         )
+    if attn_bias is not None:
+        _check_added(primal.training_set, scales, S)
     if key_hidden is not None:
         k, v = (x.masked_fill(key_hidden.unsqueeze(-1), 0.0) for x in (k, v))
     if primal.token_maps and query_hidden is not None:
@@ -193,6 +195,16 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"q, k and v must share dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "
             f"{v.dtype} on {v.device}"
         )
+
+
+def _check_added(training_set: TrainingSet, scales: tuple[int, ...], tokens: int) -> None:
+    """Raise where scores of tokens are added to, and points are others; what is hidden from a query is not pooled."""
+    for scale in sorted(set(scales)):
+        if (points := training_set.points(scale, tokens)) != tokens:
+            raise ValueError(
+                f"attn_mask adds to the scores of {tokens} single keys, but {training_set!r} has {points} points of "
+                f"them; give a boolean mask, which hides keys from its points"
+            )
 
 
 def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed: tuple[str, ...]) -> dict[str, Tensor]:

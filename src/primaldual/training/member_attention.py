@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..kernels.buffers import side_by_side
 from ..dual import form_of
+from ..kernels.buffers import side_by_side
 from ..ops import attention
 from ..primal import InputMap, Moments, PointMap, Primal, TokenMap
 
