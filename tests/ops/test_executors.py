@@ -8,7 +8,7 @@ from torch import Tensor
 
 from primaldual import Primal, attention
 from primaldual.ops import EXECUTORS
-from primaldual.primal import EluPlusOne, RandomFeatures, Taylor
+from primaldual.primal import EluPlusOne, Pooled, RandomFeatures, Taylor
 from primaldual.primal.features import FeatureMap
 from support.battery import CASES, FAST, ON_CUDA, PAIRS, PRIMALS, Case, outputs_and_gradients, relative_error, runs
 
@@ -79,3 +79,14 @@ def test_sums_of_many_keys_do_not_leave_the_range_of_float16(
         found = attention(q, k, v, primal, is_causal=causal, impl=impl)
     assert found.dtype == torch.float16
     assert relative_error(found, truth) < torch.finfo(torch.float16).eps
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("impl", ["sdpa", "dense"])
+def test_sums_of_a_window_do_not_leave_the_range_of_float16(impl: str, causal: bool) -> None:
+    q, k, v = (torch.randn(1, 2, 300, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    q, k, v = (x.half() for x in (q, k, v + 700))
+    primal = Primal(training_set=Pooled((128, 128)))  # which does not divide 300
+    truth = attention(q.double(), k.double(), v.double(), primal, is_causal=causal)
+    found = attention(q, k, v, primal, is_causal=causal, impl=impl)
+    assert relative_error(found, truth) < 4 * torch.finfo(torch.float16).eps

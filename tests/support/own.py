@@ -46,6 +46,22 @@ class ShiftedSquare(FeatureMap):
 
 
 @dataclass(frozen=True)
+class Projected(FeatureMap):
+    """It has a state, in torch's default dtype."""
+
+    fixed: ClassVar = ("directions",)
+
+    def state(self, head_dim: int) -> dict[str, Tensor]:
+        return {"directions": torch.linspace(-1, 1, 6 * head_dim).unflatten(0, (head_dim, 6))}
+
+    def map(self, x: Tensor, parameters) -> Tensor:
+        return (x @ parameters["directions"]).exp()
+
+    def dim(self, head_dim: int) -> int:
+        return 6
+
+
+@dataclass(frozen=True)
 class Gaussian(FeatureMap):
     """A kernel without features that can be written down."""
 
@@ -285,6 +301,7 @@ class StridedByThree(Strided):
 
 OWN: dict[str, Primal] = {
     "Φ": Primal(features=ShiftedSquare()),
+    "Φ with a state": Primal(features=Projected()),
     "Φ of a kernel": Primal(features=Gaussian()),
     "Φ from Exponential": Primal(features=Cooler(), inputs=(Recenter(),)),
     "Φ from Exponential, its kernel": Primal(features=Squared()),

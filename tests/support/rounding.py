@@ -1,9 +1,15 @@
 """How far rounding alone carries a result: the measure of what may be asked of a kernel."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import Tensor
 
 from primaldual.ops import dense, linear, reference
+from primaldual.ops.problem import Problem
+
+Outcome = tuple[Tensor, Tensor | None]
 
 
 @contextmanager
@@ -12,9 +18,14 @@ def rounded_at_every_step() -> Iterator[None]:
     modules = (reference, linear, dense)
     before = [module.accumulated for module in modules]
     for module in modules:
-        module.accumulated = lambda problem, run: run(problem)
+        module.accumulated = _rounded
     try:
         yield
     finally:
         for module, function in zip(modules, before, strict=True):
             module.accumulated = function
+
+
+def _rounded(problem: Problem, run: Callable[[Problem], Outcome]) -> Outcome:
+    parameters = {name: x.to(problem.q.dtype) for name, x in problem.parameters.items()}
+    return run(replace(problem, parameters=parameters))

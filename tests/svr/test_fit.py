@@ -9,7 +9,7 @@ import torch
 from primaldual import Primal, attention, mechanism
 from primaldual.dual import form_of
 from primaldual.primal import AllKeys, EluPlusOne, Taylor, Unit
-from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, fit, recover
+from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, certify, fit, recover
 from primaldual.svr import fit as module
 from primaldual.svr.design import design
 from primaldual.svr.regressions import Regressions, objectives, relative_gap
@@ -355,8 +355,30 @@ def test_a_regression_of_one_s_own_features_and_normalizer_is_solved_with_their_
     torch.testing.assert_close(made.weights(x) @ values, expected, atol=1e-10, rtol=1e-10)
     if form_of(OWN[name]).log_kernel:
         return
-    kernel = OWN[name].features.kernel(keys, keys, {})
+    kernel = OWN[name].features.kernel(keys, keys, made.parameters)
     h = OWN[name].normalizer.h(keys, kernel.sum(-1, keepdim=True))
     torch.testing.assert_close(
         made.kernel * made.log_scale.exp()[..., None, None], kernel / (h * h.mT), atol=1e-10, rtol=1e-10
     )
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if "learn" in name])
+def test_what_is_learned_and_not_given_has_its_initial_value(name: str) -> None:
+    keys, targets = (torch.randn(1, 6, 9, 4, generator=torch.Generator().manual_seed(i)).double() for i in range(2))
+    initial = OWN[name].learned(6, 4)
+    found, expected = (fit(OWN[name], keys, targets, C=10.0, epsilon=0.1, parameters=p) for p in (None, initial))
+    torch.testing.assert_close(found.values, expected.values)
+    found, expected = (recover(OWN[name], keys, targets, epsilon=0.1, parameters=p) for p in (None, initial))
+    torch.testing.assert_close(found.targets, expected.targets)
+
+
+def test_a_head_whose_queries_have_sets_of_their_own_is_a_regression_per_query_at_any_scale() -> None:
+    """Of these heads the first alone has scale 2, and hides points."""
+    keys, targets = (torch.randn(1, 3, 9, 4, generator=torch.Generator().manual_seed(i)).double() for i in range(2))
+    primal = OWN["S with scales"]
+    with pytest.raises(PerQueryError, match="sparse heads are one regression per query"):
+        fit(primal, keys, targets, C=1e4, epsilon=0.1)
+    solved = fit(primal, keys, targets, C=1e4, epsilon=0.1, query=3)
+    out = attention(keys, keys, solved.values, primal, impl="reference")
+    torch.testing.assert_close(solved.predict(keys)[:, :, 3], out[:, :, 3])
+    assert certify(primal).queries

@@ -42,9 +42,10 @@ def attention(
         primal: the primal layer, or a mechanism's name.
         key_padding_mask: [batch, keys].
         query_padding_mask: [batch, length]; matters to convolutions alone.
-        attn_mask: [length, keys] or [batch or 1, heads or 1, length, keys]. What it hides from a query takes no part
-            in that query's statistics either. Heads pooled by more than 1 refuse it, and maps that mix tokens refuse
-            one that hides tokens, which would be seen through others (causal maps take one of the future).
+        attn_mask: [length, keys] or [batch or 1, heads or 1, length, keys]. What it hides from a query, by
+            True or −inf, takes no part in that query's statistics either; a key with −10⁹ on its score does. Heads
+            pooled by more than 1 refuse it, and maps that mix tokens refuse one that hides tokens, −10⁴ and less
+            included, which would be seen through others (causal maps take one of the future).
         is_causal: query i sees keys up to token query_offset + i: without an offset the first query sees the first
             key alone, also where there are fewer queries than keys (torch's rule). An attn_mask beside it applies too.
             One that says no more is torch's hint, and costs nothing where its values can be looked at (once for a

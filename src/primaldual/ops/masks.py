@@ -60,13 +60,14 @@ def per_query(
                 f"attn_mask hides single keys, but heads of scales {tuple(scales)} are fitted to pooled ones; give "
                 f"key_padding_mask, is_causal=True, or scales of 1"
             )
-        _refuse(
-            mask, ("past", "bias"),
+        more = (
             f"attn_mask says more than is_causal=True: it hides keys that are not in the future, or adds to their "
             f"scores. Heads of scales {tuple(scales)} are fitted to pooled keys and have no such form; give "
-            f"is_causal=True alone, key_padding_mask, or scales of 1",
-            offset,
-        )  # fmt: skip
+            f"is_causal=True alone, key_padding_mask, or scales of 1"
+        )
+        if mask.requires_grad:  # whatever it adds now
+            raise ValueError(more)
+        _refuse(mask, ("past", "bias"), more, offset)
         return None, None, True
     if is_causal:
         both = beside_causal(mask, offset)
@@ -119,10 +120,17 @@ def _future(mask: Tensor, offset: int) -> Tensor:
     return torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1 + offset)
 
 
+HIDES = -1e4
+"""From here down, what is added to a score leaves no weight: −10⁴, −10⁹ and a dtype's lowest number stand for −inf.
+
+To scores it is added as it is. But a map that mixes tokens would show them in spite of it.
+"""
+
+
 class _Says(NamedTuple):
     """What the values of an attn_mask say."""
 
-    hides: bool  # a key from a query
+    hides: bool  # a key from a query, by −inf or by a number that leaves it no weight
     past: bool  # and one that is not in its future
     gaps: bool  # and one after which there are others that it leaves
     bias: bool  # it adds to the score of a key that is not in the future
@@ -133,6 +141,7 @@ def _read(mask: Tensor, offset: int) -> Tensor:
     hidden, bias = _split(mask)
     seen = ~_future(mask, offset)
     adds = torch.zeros_like(seen) if bias is None else (bias != 0) & seen
+    hidden = hidden if bias is None else hidden | (bias <= HIDES)
     gaps = hidden[..., :-1] & ~hidden[..., 1:]
     return torch.stack([x.any() for x in (hidden, hidden & seen, gaps, adds)])
 
@@ -161,6 +170,7 @@ _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _look(mask: Tensor, offset: int) -> _Says:
+    mask = _of_all(mask)
     if mask.is_inference():  # such a tensor does not count its versions
         return _Says(*_read(mask, offset).tolist())
     owner = mask if mask._base is None else mask._base
@@ -172,6 +182,15 @@ def _look(mask: Tensor, offset: int) -> _Says:
     if place not in found:
         found[place] = _Says(*_read(mask.detach(), offset).tolist())
     return found[place]
+
+
+def _of_all(mask: Tensor) -> Tensor:
+    """Of a mask inside `torch.vmap` the masks of all calls."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(mask):
+        place = functorch.maybe_get_bdim(mask) if functorch.is_batchedtensor(mask) else 0
+        mask = functorch.get_unwrapped(mask).movedim(place, 0)
+    return mask
 
 
 def _check_shape(mask: Tensor, shape: tuple[int, int, int, int]) -> None:

@@ -80,7 +80,7 @@ def pool_tokens(
     else:
         tokens_seen = x.new_ones(1, 1, tokens, dtype=torch.bool) if seen is None else seen
         valid, _ = _lay_out(tokens_seen[:, :, prefix:].unsqueeze(-1), scale, grid)  # [B, 1, W, s, 1]
-        count = valid.sum(3).clamp(min=1).to(x.dtype)
+        count = valid.sum(3).clamp(min=1).to(_wide(x))
     points = _reduce(windows, valid, count, pooled.how, parameters.get(f"pool_kernel_{scale}"))
     if prefix:
         points = torch.cat([x[:, :, :prefix], points], dim=2)
@@ -112,14 +112,14 @@ def causal_pool(p: Problem) -> CausalPool:
     first = Pool(keys[:, :, :prefix], first_values, None if seen is None else seen[:, :, :prefix], first_bias)
     k, v = (_lay_out(x[:, :, prefix:], p.scale, None)[0] for x in (keys, values))
     if seen is None:
-        count = torch.arange(1, p.scale + 1, device=k.device, dtype=k.dtype)[:, None]
+        count = torch.arange(1, p.scale + 1, device=k.device, dtype=_wide(k))[:, None]
         running = None
     else:
-        count = _lay_out(seen[:, :, prefix:].unsqueeze(-1), p.scale, None)[0].cumsum(3).to(k.dtype)  # [B, 1, W, s, 1]
+        count = _lay_out(seen[:, :, prefix:].unsqueeze(-1), p.scale, None)[0].cumsum(3).to(_wide(k))  # [B, 1, W, s, 1]
         running = (count > 0).squeeze(-1)
         count = count.clamp(min=1)
     if p.scale > 1:
-        k, v = k.cumsum(3) / count, v.cumsum(3) / count
+        k, v = ((x.cumsum(3, dtype=_wide(x)) / count).to(x.dtype) for x in (k, v))
     v, bias = split_bias(v)
     return CausalPool(first, k, v, running, bias)
 
@@ -191,4 +191,11 @@ def _reduce(windows: Tensor, valid: Tensor | None, count: Tensor | None, how: st
         return windows.masked_fill(~valid, -torch.inf).amax(3).masked_fill(~valid.any(3), 0.0)
     if how == "conv" and kernel is not None:  # [H, s]
         windows = windows * (kernel.to(windows.dtype) * places)[:, None, :, None]
-    return windows.mean(3) if count is None else windows.sum(3) / count
+    if count is None:
+        return windows.mean(3)
+    return (windows.sum(3, dtype=_wide(windows)) / count).to(windows.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """What is summed in: sums of 16 bits leave their range, or their precision, where their means do not."""
+    return torch.promote_types(x.dtype, torch.float32)

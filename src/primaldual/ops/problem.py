@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from ..base.suggestions import did_you_mean
 from ..dual import Expansion, GroupHeadsByScale
 from ..dual.form import pooling_of
-from ..primal import Primal
+from ..primal import Primal, TrainingSet
 from ..primal.features import Parameters
 from . import checks, masks
 
@@ -173,7 +173,8 @@ def state(
         raise CausalFormError(f"is_causal=True: {reason}")
     given = dict(parameters or {})
     if any(name not in given for name in primal.features.fixed):
-        given = primal.features.state(D) | given
+        wide = torch.promote_types(q.dtype, torch.float32)
+        given = {n: x.to(q.device, wide) for n, x in primal.features.state(D).items()} | given
     learned = primal.learned(H, D)
     given = _check_parameters(given, learned, primal.features.fixed)
     given = {n: x.to(device=q.device, dtype=q.dtype) for n, x in learned.items() if n not in given} | given
@@ -185,6 +186,8 @@ def state(
         attn_hidden, attn_bias, is_causal = masks.per_query(
             attn_mask, (B, H, L, S), scales, primal.token_maps, is_causal, query_offset
         )
+    if attn_bias is not None:
+        _check_added(primal.training_set, scales, S)
     if key_hidden is not None:
         k, v = (x.masked_fill(key_hidden.unsqueeze(-1), 0.0) for x in (k, v))
     if primal.token_maps and query_hidden is not None:
@@ -214,6 +217,16 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             f"q, k and v must share dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "
             f"{v.dtype} on {v.device}"
         )
+
+
+def _check_added(training_set: TrainingSet, scales: tuple[int, ...], tokens: int) -> None:
+    """Raise where scores of tokens are added to, and points are others; what is hidden from a query is not pooled."""
+    for scale in sorted(set(scales)):
+        if (points := training_set.points(scale, tokens)) != tokens:
+            raise ValueError(
+                f"attn_mask adds to the scores of {tokens} single keys, but {training_set!r} has {points} points of "
+                f"them; give a boolean mask, which hides keys from its points"
+            )
 
 
 def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed: tuple[str, ...]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from ..dual import Rewrite, RowConstantsCancel, derive, form_of
 from ..primal import Exponential, KernelSum, Moments, PointMap
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem
-from .statistics import causal_moments, first_key, masked_moments, moments
+from .statistics import causal_moments, centre, first_key, masked_moments, moments
 
 
 def refusal(problem: Problem, who: str) -> str | None:
@@ -72,7 +72,7 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
             found = masked_moments(last, keys, take)
         q = RowConstantsCancel.query(q, last, found, p.parameters)
         if _far(last, keys):
-            keys = keys - keys.detach().mean(2, keepdim=True)  # cancels
+            keys = keys - centre(keys, take)  # cancels
     return q, points._replace(keys=keys), take
 
 

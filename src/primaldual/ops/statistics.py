@@ -36,14 +36,23 @@ def masked_moments(map_: PointMap, keys: Tensor, seen: Tensor) -> Moments:
     wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
     votes = seen.to(wide.dtype)
     votes = votes / votes.sum(-1, keepdim=True).clamp(min=1)
-    mean = votes @ wide
     if map_.needs == "mean":
-        return Moments(mean, None)
-    # any shift is exact; a near one keeps the difference accurate, so keys that no row shows have no part in it
+        return Moments(votes @ wide, None)
+    origin = centre(wide, seen)  # any is exact; a near one keeps the difference accurate
+    apart = wide - origin
+    mean = votes @ apart
+    variance = votes @ apart.square() - mean.square()
+    return Moments(mean + origin, variance.clamp(min=0))
+
+
+def centre(keys: Tensor, seen: Tensor | None) -> Tensor:
+    """The mean of the keys that some row of `seen` [B, H or 1, L or 1, S] shows, without gradient: [B, H, 1, D]."""
+    keys = keys.detach()
+    if seen is None:
+        return keys.mean(2, keepdim=True)
     shown = seen.any(2).unsqueeze(-1)
-    centre = wide.detach().where(shown, 0.0).sum(2, keepdim=True) / shown.sum(2, keepdim=True).clamp(min=1)
-    variance = votes @ (wide - centre).square() - (mean - centre).square()
-    return Moments(mean, variance.clamp(min=0))
+    total = keys.where(shown, 0.0).sum(2, keepdim=True, dtype=torch.promote_types(keys.dtype, torch.float32))
+    return (total / shown.sum(2, keepdim=True).clamp(min=1)).to(keys.dtype)
 
 
 def causal_moments(map_: PointMap, points: CausalPool) -> tuple[Moments, Moments]:

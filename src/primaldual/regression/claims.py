@@ -18,7 +18,7 @@ from ..dual import GroupHeadsByScale
 from ..dual.form import pooling_of
 from ..ops import attention
 from ..primal import Primal, as_primal
-from ..svr.design import design, in_common, unpool
+from ..svr.design import design, hides_points, in_common, unpool
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
 from .certification import Certification, Check, worst
 from .drawn import Drawn, draw, fitting_length, length_that_hides
@@ -82,7 +82,7 @@ def certify(
     heads = heads or (len(pooled.scales) if pooled and pooled.scales else 4)
     tokens = fitting_length(primal, length)
     notes = [f"length {tokens}, not {length}; the patches must fill the grid"] if tokens != length else []
-    sparse = primal.training_set.visible(1, 1, tokens, torch.device("cpu")) is not None
+    sparse = hides_points(primal.training_set, heads, tokens)
     queries = tuple(sorted({0, tokens // 2, tokens - 1})) if sparse else ()
     if queries:
         notes.append(f"one regression per query; the worst over queries {', '.join(map(str, queries))}")

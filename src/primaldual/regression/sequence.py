@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..dual.form import pooling_of
+from ..svr.design import hides_points
 from .calls import AttentionCall
 
 
@@ -48,7 +49,7 @@ def sequence_of(call: AttentionCall, element: int, notes: Notes) -> OneSequence:
         hidden = _hides(call.padding[element], "key_padding_mask")
     kinds = {
         "causal": call.is_causal,
-        "sparse": call.primal.training_set.visible(1, 1, S, call.keys.device) is not None,
+        "sparse": hides_points(call.primal.training_set, call.keys.shape[1], S),
         "masked": call.mask is not None and bool(_hides(call.mask, "attn_mask").any()),
     }
     kind = [name for name, holds in kinds.items() if holds]

@@ -15,7 +15,7 @@ from torch.nn.functional import one_hot
 
 from ..dual import GroupHeadsByScale, form_of
 from ..ops.statistics import moments
-from ..primal import AllKeys, Exponential, Primal
+from ..primal import AllKeys, Exponential, Primal, TrainingSet
 
 
 class PerQueryError(ValueError):
@@ -82,7 +82,7 @@ def design(
 ) -> Design:
     """Check, pool and map the keys [B, H, N, D] and targets [B, H, N, Dv], and form the kernel."""
     B, H, N, D = keys.shape
-    per_query = is_causal or primal.training_set.visible(1, 1, N, keys.device) is not None
+    per_query = is_causal or hides_points(primal.training_set, H, N)
     if per_query and query is None:
         kind = "causal" if is_causal else "sparse"
         raise PerQueryError(
@@ -94,7 +94,8 @@ def design(
         raise PerQueryError(f"query must be in [0, {N}), got {query}")
     if is_causal and (reason := primal.causal_refusal(H)):
         raise ValueError(f"is_causal=True: {reason}")
-    given = dict(primal.features.state(D)) | dict(parameters or {})
+    start = {n: x.to(keys) for n, x in (primal.features.state(D) | primal.learned(H, D)).items()}
+    given = start | dict(parameters or {})
     exists = torch.ones(B, N, dtype=torch.bool, device=keys.device)
     if key_padding_mask is not None:
         if key_padding_mask.shape != (B, N) or key_padding_mask.dtype != torch.bool:
@@ -114,6 +115,12 @@ def design(
     points, values, seen, visible, owner, shares = _pool(primal, keys, targets, tokens, query, given)
     inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
     return _with_kernel(inner, points, values, seen, visible, owner, shares, given)
+
+
+def hides_points(training_set: TrainingSet, heads: int, tokens: int) -> bool:
+    """Whether some head has a training set of its own for each query."""
+    scales, device = set(training_set.head_scales(heads)), torch.device("cpu")
+    return any(training_set.visible(scale, 1, tokens, device) is not None for scale in scales)
 
 
 def unpool(y: Tensor, owner: Tensor, shares: Tensor | None) -> Tensor:
