@@ -1,7 +1,7 @@
 """The command line: parse, call, print."""
 
 # in the order in which the help lists commands
-from . import bench_kernels, bench_training, bench_regression, efficiency, certify, train, reproduce, sweep, build, data  # isort: skip
+from . import bench_kernels, bench_training, bench_regression, certify, train, reproduce, sweep, efficiency, build, data  # isort: skip
 from .main import app
 
 __all__ = [

@@ -78,16 +78,13 @@ class EfficiencyBench:
             "dtype": str(setting.dtype).removeprefix("torch."), "dropout": setting.dropped,
             "weights_dropout": setting.weights_dropped,
         }  # fmt: skip
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch says at length what it would rather be given
-                if cell.subject == "speed":
-                    found = speed(MECHANISMS, setting, self.device, self.repeats, self.budget)
-                else:
-                    found = dict(self._costs(cell))
-        finally:
-            if cell.measured:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says at length what it would rather be given
+            if cell.subject == "speed":
                 self._tidy()
+                found = speed(MECHANISMS, setting, self.device, self.repeats, self.budget)
+            else:
+                found = dict(self._costs(cell))
         return record | {"mechanisms": found}
 
     def _costs(self, cell: Cell) -> Iterator[tuple[str, Measurement]]:
