@@ -11,13 +11,13 @@ import typer
 from . import bench
 from .main import _escape, _fail
 from .main import app as main_app
-from .options import Device, Plot, Quick, RecordFile, Repeats
+from .options import Device, Plot, Quick, RecordFile
 
 if TYPE_CHECKING:
     from ..bench.session import Content
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"dimensions": "64,128,256,512", "lengths": "512,1024,2048,4096,8192", "repeats": 10, "budget": 2.0},
+    "cuda": {"dimensions": "64,128,256,512", "lengths": "1024,2048,4096,8192", "repeats": 10, "budget": 2.0},
     "cpu": {"dimensions": "32,64,128", "lengths": "512,1024,2048", "repeats": 5, "budget": 2.0},
 }
 QUICK = {"dimensions": "32,64", "lengths": "256,512", "repeats": 3, "budget": 0.2}
@@ -34,7 +34,7 @@ def efficiency(
         str | None, typer.Option(help="Of the model: `64,128,256,512` on CUDA unless given.", show_default=False)
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Of documents: `512` to `8192` on CUDA unless given.", show_default=False)
+        str | None, typer.Option(help="Of documents: `1024,2048,4096,8192` on CUDA unless given.", show_default=False)
     ] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of documents whose memory is counted and measured.")] = 1,
     timed: Annotated[
@@ -44,7 +44,9 @@ def efficiency(
     counted: Annotated[bool, typer.Option("--counted", help="Only the closed forms, for a GPU; no device.")] = False,
     output: RecordFile = None,
     plot: Plot = True,
-    repeats: Repeats = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Rounds: 10 on CUDA, 5 on a CPU unless given.", show_default=False)
+    ] = None,
     quick: Quick = False,
     device: Device = None,
 ) -> None:

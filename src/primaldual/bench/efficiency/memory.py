@@ -144,9 +144,9 @@ def inference(t: Tensors) -> Iterator[Peak]:
         queries, keys, scores = t.queries(group), t.keys(group), t.scores(group)
         own = t.pooled_inputs(group) + 2 * keys if t.pools_inputs else 2 * keys if group.scale > 1 else 0
         own += queries + keys if t.recentred else 0
-        if t.building(group):
+        if t.sparse and not t.remembered:
             yield Peak(before + own + t.building(group), f"pattern of scale {group.scale}")
-        own += t.pattern(group)
+            own += t.pattern(group)
         copies, at = (1 if t.copied(group) else 0), f"weights of scale {group.scale}"
         yield Peak(before + own + queries + copies * (queries + keys) + scores, at)
         yield Peak(before + own + (3 if t.sparse else 2) * scores, at)  # before the softmax, masked, and after it

@@ -112,11 +112,14 @@ class Tensors:
         """[N, points] of booleans; nothing where there is no pattern."""
         return self.setting.length * group.points if self.sparse else 0
 
+    @property
+    def remembered(self) -> bool:
+        """Whether patterns are made once, and not in a step."""
+        return self.setting.device == "cuda" and self.setting.length**2 <= REMEMBERED
+
     def building(self, group: Group) -> int:
         """What asking the rule of a pattern takes beside its answer: two 64-bit integers for the pairs of some rows."""
-        pairs = self.pattern(group)
-        remembered = self.setting.device == "cuda" and pairs <= REMEMBERED
-        return 0 if remembered else 16 * min(pairs, PAIRS_AT_ONCE)
+        return 16 * min(self.pattern(group), PAIRS_AT_ONCE)
 
     def mask(self, size: int, p: float) -> int:
         """What dropout keeps of numbers of this size: a byte for each on a GPU, a number on a CPU."""
