@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..derivatives import differentiated_once
+from ..launching import launch_kernel
 from .division import divided
 from .dropout import Dropout, drop_arguments
 from .norms import Norm, normalised, normalised_backward
@@ -107,9 +108,9 @@ class _FeedForward(Function):
         hidden = torch.empty_like(h)
         work = divided(h, 8)
         seed, numbers = drop_arguments(drop1, h)
-        activation_kernels.activate[work.grid](
-            h, bias1, seed, hidden, bias1.stride(0), work.rows, work.span, *numbers, **work.shape,
-            DROPOUT=drop1 is not None,
+        launch_kernel(
+            activation_kernels.activate, work.grid, (h, bias1, seed, hidden),
+            (bias1.stride(0), work.rows, work.span, *numbers, *work.shape, drop1 is not None),
         )  # fmt: skip
         norm = Norm(norm_weight, norm_bias, mean, variance)
         branch = torch.bmm(hidden, weight2.mT)
@@ -137,9 +138,9 @@ class _FeedForward(Function):
         work = divided(h, 6)
         sums = h.new_empty(work.members, work.runs, work.width, dtype=torch.float32)
         seed, numbers = drop_arguments(drop1, h)
-        activation_kernels.activate_backward[work.grid](
-            dhidden, h, bias1, seed, dh, sums, bias1.stride(0), work.rows, work.span, *numbers, **work.shape,
-            DROPOUT=drop1 is not None,
+        launch_kernel(
+            activation_kernels.activate_backward, work.grid, (dhidden, h, bias1, seed, dh, sums),
+            (bias1.stride(0), work.rows, work.span, *numbers, *work.shape, drop1 is not None),
         )  # fmt: skip
         dweight2, dweight1 = weight_gradient(da, hidden), weight_gradient(dh, x)
         return (
