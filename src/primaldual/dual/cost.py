@@ -59,7 +59,7 @@ def count(expansion: Expansion, *, queries: int, keys: int, heads: int, head_dim
 def _pairs(expansion: Expansion, scale: int, queries: int, keys: int) -> int:
     """Query–point pairs that are scored."""
     training_set = expansion.primal.training_set
-    if not expansion.pattern_only:
+    if expansion.pattern is None:
         return queries * training_set.points(scale, keys)
     visible = training_set.visible(scale, queries, keys, torch.device("cpu"))
     assert visible is not None

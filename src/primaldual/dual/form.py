@@ -100,6 +100,11 @@ def pooling_of(training_set: TrainingSet) -> Pooled | None:
     return inner if type(inner) is Pooled else None
 
 
+def pattern_of(training_set: TrainingSet) -> Pattern | None:
+    """What a query sees of the points, where the training set is `Sparse` and nothing else."""
+    return training_set.pattern if type(training_set) is Sparse else None
+
+
 def pieces_of(pattern: Pattern, length: int) -> tuple[Piece, ...] | None:
     """Where the keys that a pattern keeps lie; None where it does not say, or where `allows` is newer than `pieces`."""
     order = type(pattern).__mro__

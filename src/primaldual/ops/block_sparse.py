@@ -22,7 +22,7 @@ from ..primal.patterns import Band, Block, Piece, Residues, Summary
 from . import gathered, softmax
 from .gathered import Laid, Part, Span, near_block, summary_columns
 from .pooling import Pool
-from .problem import Problem
+from .problem import Problem, require
 
 TILE = 128
 """Queries and keys to a tile of FlexAttention: what it computes or skips as one."""
@@ -120,9 +120,10 @@ def _flex_runs(p: Problem) -> bool:
 
 
 def _attend(p: Problem) -> Tensor:
-    training_set = p.primal.training_set
-    assert isinstance(training_set, Sparse)
-    pieces = pieces_of(training_set.pattern, training_set.points(p.scale, p.k.shape[2]))
+    require(p.expansion, KeepPattern)
+    pattern, training_set = p.expansion.pattern, p.primal.training_set
+    assert pattern is not None
+    pieces = pieces_of(pattern, training_set.points(p.scale, p.k.shape[2]))
     assert pieces is not None
     fused = _flex_runs(p)
     attend_piece = flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)

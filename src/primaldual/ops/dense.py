@@ -23,8 +23,8 @@ from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import pooling_of
 from ..primal import Exponential, Moments
 from .pooling import CausalPool, Pool, fit_length, visible
-from .problem import Problem, accumulated
-from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites
+from .problem import Problem, UnsupportedError, accumulated
+from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites, would_need_own_keys
 from .statistics import masked_moments, moments
 
 
@@ -54,14 +54,14 @@ def refusal(problem: Problem) -> str | None:
         return f"only {primal.features!r} knows its kernel"
     if form.points == "own":
         return f"only {primal.training_set!r} knows its points"
-    if max(problem.scales) > 1 and (reason := needs_own_keys(problem)):
+    if max(problem.scales) > 1 and (reason := would_need_own_keys(problem)):
         return reason
     return None if problem.repeat_weights else problem.weights_refusal()
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
     """The identities that this executor makes use of."""
-    return (*(() if needs_own_keys(problem) else one_sided_rewrites(problem)), GroupHeadsByScale)
+    return (*(() if would_need_own_keys(problem) else one_sided_rewrites(problem)), GroupHeadsByScale)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -73,7 +73,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     finite = p.primal.features.finite
-    if needs_own_keys(p):
+    if reason := needs_own_keys(p):
+        if p.scale > 1:
+            raise UnsupportedError(reason)
         sides = _masked(p, p.q, Pool(p.k, p.v, None, p.key_bias), p.seen_tokens())
         queries, scores = _by_blocks(p)
     else:

@@ -22,7 +22,7 @@ from ..dual.form import is_affine
 from ..kernels.linear import limits
 from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
 from .pooling import Pool, causal_pool, fit_length, in_blocks, pool
-from .problem import Problem, accumulated
+from .problem import Problem, accumulated, require
 from .statistics import moments
 
 CHUNK = 64
@@ -49,6 +49,7 @@ def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
+    require(problem.expansion, Reassociate)
     if problem.is_causal and problem.query_offset:  # the sums of all tokens before the first query are needed anyway
         start = pad(problem.q, (0, 0, problem.query_offset, 0))
         out, _ = run(replace(problem, q=start, query_offset=0))
