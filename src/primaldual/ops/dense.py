@@ -20,7 +20,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
-from ..dual.form import pooling_of
+from ..dual.form import kernel_of, pooling_of
 from ..primal import Exponential, Moments
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem, UnsupportedError, accumulated
@@ -50,7 +50,7 @@ class Sides(NamedTuple):
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
     primal, form = problem.primal, form_of(problem.primal)
-    if not (form.finite or type(primal.features) is Exponential):
+    if not (form.finite or kernel_of(primal.features) == "exponential"):
         return f"only {primal.features!r} knows its kernel"
     if form.points == "own":
         return f"only {primal.training_set!r} knows its points"
@@ -164,7 +164,10 @@ def _kernel(p: Problem, x: Tensor, y: Tensor) -> Tensor:
     features = p.primal.features
     if p.relative_scale != 1.0:
         x, y = x * math.sqrt(p.relative_scale), y * math.sqrt(p.relative_scale)
-    return features.log_kernel(x, y) if type(features) is Exponential else features.kernel(x, y, p.parameters)
+    if kernel_of(features) == "exponential":
+        assert isinstance(features, Exponential)
+        return features.log_kernel(x, y)
+    return features.kernel(x, y, p.parameters)
 
 
 def _by_blocks(p: Problem) -> tuple[Tensor, Tensor]:
@@ -193,7 +196,7 @@ def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Tensor:
     """κ(Tq_i, Tk_j) / h(Tq_i): [B, H, L, W]."""
-    exponential = type(p.primal.features) is Exponential
+    exponential = kernel_of(p.primal.features) == "exponential"
     if sides.bias is not None:
         bias = sides.bias.to(scores.dtype)
         scores = scores + bias if exponential else scores * bias.exp()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..dual import GroupHeadsByScale, Rewrite, beta_of, form_of
-from ..dual.form import pooling_of
+from ..dual.form import pattern_of, pooling_of
 from ..kernels.kept import on_device
 from ..kernels.launching import seed_of, traced
 from ..kernels.ragged import layout as layouts
@@ -26,7 +26,7 @@ from ..kernels.ragged.marks import marks
 from ..kernels.ragged.padded import Flat, flat, keep_padded, pool_padded
 from ..kernels.ragged.points import attend_points
 from ..kernels.ragged.tokens import attend_tokens, has_tables
-from ..primal import Sparse, TrainingSet
+from ..primal import TrainingSet
 from . import softmax
 from .problem import Problem, in_order, query_map_alone, with_usual_scale
 
@@ -40,14 +40,14 @@ def refusal(problem: Problem) -> str | None:
     training_set, form = problem.primal.training_set, form_of(problem.primal)
     if "own" in (form.points, form.subset):
         return f"the ragged kernel knows no points but tokens and their windows, not those of {training_set!r}"
-    if type(training_set) is Sparse:
+    if (pattern := pattern_of(training_set)) is not None:
         if problem.is_causal:
             return "the ragged kernel has no causal form of sparse patterns"
         if problem.query_offset:
             return "the ragged kernel lays a pattern out from the first query on, which stands at token 0"
         for scale in sorted(set(problem.scales)):
             points = training_set.points(scale, problem.k.shape[2])
-            if reason := ragged_marks.refusal(training_set.pattern, points, problem.q.shape[2]):
+            if reason := ragged_marks.refusal(pattern, points, problem.q.shape[2]):
                 return reason
     if problem.is_causal and problem.query_offset:
         return "the ragged kernel takes the first query for the first token"
@@ -117,7 +117,7 @@ def _simple(p: Problem) -> bool:
 
 def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
-    if p.dropout_p or not _plain(p) or type(p.primal.training_set) is Sparse or p.relative_scale != 1.0:
+    if p.dropout_p or not _plain(p) or pattern_of(p.primal.training_set) is not None or p.relative_scale != 1.0:
         return None
     scales, is_causal, map_ = p.scales, p.is_causal, query_map_alone(p.expansion)
     if map_ is None:

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..dual import Rewrite, RowConstantsCancel, derive, form_of
-from ..primal import Exponential, KernelSum, Moments, PointMap
+from ..dual.form import kernel_of
+from ..primal import Moments, PointMap
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem, UnsupportedError
 from .statistics import causal_moments, centre, first_key, masked_moments, moments
@@ -22,9 +23,9 @@ from .statistics import causal_moments, centre, first_key, masked_moments, momen
 def refusal(problem: Problem, who: str) -> str | None:
     """Why an executor of softmax heads, which the reason begins with, cannot compute the problem; None when it can."""
     primal, form = problem.primal, form_of(problem.primal)
-    if type(primal.features) is not Exponential:
+    if kernel_of(primal.features) != "exponential":
         return f"{who} has the exponential kernel, not that of {primal.features!r}"
-    if type(primal.normalizer) is not KernelSum:
+    if not form.softmax:
         return f"{who} divides by the kernel sum, not by {primal.normalizer!r}"
     if problem.need_weights:
         return f"{who} does not return weights"

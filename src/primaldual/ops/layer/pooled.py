@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ...dual import Expansion, GroupHeadsByScale, PoolBeforeProjection, Rewrite
+from ...dual.form import pooling_of
 from ...primal import AllKeys, Pooled, Primal
 from .._attention import attention
 from ..estimates import Estimate
@@ -27,7 +28,7 @@ from .problem import LayerProblem, queries_differ
 
 def refusal(p: LayerProblem) -> str | None:
     """Why this route cannot compute the problem; None where it can."""
-    if type(p.primal.training_set) is not Pooled or max(p.scales) == 1:
+    if pooling_of(p.primal.training_set) is None or p.form.subset != "all" or max(p.scales) == 1:
         return "no head is fitted to pooled keys alone"
     if reason := PoolBeforeProjection.refusal(p.primal):
         return reason
@@ -51,8 +52,8 @@ def inner(p: LayerProblem) -> tuple[Plan, ...]:
 def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
     require(expansion, PoolBeforeProjection)
-    pooling = p.primal.training_set
-    assert isinstance(pooling, Pooled)
+    pooling = pooling_of(p.primal.training_set)
+    assert pooling is not None
     primal = _unpooled(p)
     per_head = {name for map_ in primal.inputs for name in map_.per_head}
     queries = p.split(linear(p.x, *p.layer.weights_of("q")))
