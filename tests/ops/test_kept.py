@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from primaldual import attention, mechanism
-from primaldual.bench.timing import step_graph
 from primaldual.dual import GroupHeadsByScale
 from primaldual.kernels import kept, launching
 from primaldual.kernels.flex import attention as flex
@@ -23,6 +22,7 @@ from primaldual.kernels.ragged import marks, padded, passes, work
 from primaldual.ops import pooling, ragged
 from primaldual.primal import Sparse
 from primaldual.primal.patterns import Window
+from primaldual.training.capture import step_graph
 from support.graphs import capture
 
 CPU = torch.device("cpu")
