@@ -59,6 +59,6 @@ def test_a_step_that_waits_is_not_captured_and_what_it_began_is_waited_for(done:
             raise RuntimeError("called a synchronizing CUDA operation\nat length")
         return torch.zeros(1)
 
-    with pytest.raises(WaitsForDeviceError, match="^called a synchronizing CUDA operation$"):
+    with pytest.raises(WaitsForDeviceError, match=r"^called a synchronizing CUDA operation$"):
         Captured(waits)
     assert done[-2:] == ["waiting: 0", "main waits for side"]
