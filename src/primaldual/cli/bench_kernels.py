@@ -173,17 +173,10 @@ def _grid(
     return grid(
         "kernels" if subject == "kernels" else "layers",
         mechanisms=names,
-        lengths=bench.parts("--lengths", lengths, _count) if lengths else settings["lengths"],
-        head_dims=bench.parts("--head-dims", head_dims, _count) if head_dims else settings["head_dims"],
+        lengths=bench.parts("--lengths", lengths, bench.count_of) if lengths else settings["lengths"],
+        head_dims=bench.parts("--head-dims", head_dims, bench.count_of) if head_dims else settings["head_dims"],
         dtypes=choices("--dtypes", dtypes, "dtypes", tuple(DTYPES)),
         steps=choices("--steps", steps, "steps", STEPS),
         modes=modes, tokens=settings["tokens"], batch=batch, heads=heads, scales=scales_option(scales), impl=impl,
         causal=causal, dropout=dropout, tf32=tf32,
     )  # fmt: skip
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number

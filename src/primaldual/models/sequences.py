@@ -120,7 +120,10 @@ class SequenceClassifier(nn.Module):
         if not self.config.pairs:
             return self.head(self.hidden(self.encode(tokens, padding)).relu())
         each = self.encode(tokens.flatten(0, 1), None if padding is None else padding.flatten(0, 1))
-        a, b = each.unflatten(0, (-1, 2)).unbind(1)
+        return self.compare(*each.unflatten(0, (-1, 2)).unbind(1))
+
+    def compare(self, a: Tensor, b: Tensor) -> Tensor:
+        """Scores of pairs, of what `encode` gives of their first sequences and of their second ones."""
         return self.head(self.hidden(torch.cat([a, b, a * b, a - b], -1)).relu())
 
     def encode(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:

@@ -13,7 +13,10 @@ from torch.nn.functional import cross_entropy
 from ..data.sequences import Documents, SequenceSet
 from ..models import SequenceClassifier, SequenceSizes
 from ..primal import Primal, as_primal
+from .members import Members
 from .recipe import Recipe
+from .sequence_forward import forward
+from .stacked import Stacked
 from .task import Batch, Loss, Metric, Task
 
 BLOCK = 64
@@ -37,6 +40,7 @@ class SequenceTask(Task):
     """
 
     metric = Metric("accuracy", more_is_better=True)
+    precise = ("norm", "feature_")
 
     def __init__(
         self, data: SequenceSet, mechanism: str | Primal = "softmax", sizes: SequenceSizes | None = None, *,
@@ -49,7 +53,6 @@ class SequenceTask(Task):
             part: (torch.from_numpy(cases.documents), torch.from_numpy(cases.labels))
             for part, cases in data.parts.items()
         }
-        self.evaluated_at_once = max(1, EVALUATED // (data.length * (2 if data.pairs else 1)))
         self._stored: dict[torch.device, Stored] = {}
 
     @classmethod
@@ -85,6 +88,9 @@ class SequenceTask(Task):
     def loss(self, model: nn.Module, *batch: Any) -> Loss:
         tokens, padding, y = batch
         return cross_entropy(_wide(model(tokens, padding)), y)
+
+    def members(self, weights: Stacked, train: Batch) -> Members:
+        return SequenceMembers(self, weights)
 
     def score(self, model: nn.Module, *batch: Any) -> tuple[Tensor, int]:
         tokens, padding, y = batch
@@ -122,6 +128,45 @@ class SequenceTask(Task):
         found = {"name": self.name, "hash": self.hash, "length": self.dataset.length}
         sizes = {part: len(cases) for part, cases in self.dataset.parts.items()}
         return found | sizes | {"classes": len(self.dataset.classes)}
+
+
+class SequenceMembers(Members):
+    """All at once. A batch is tokens, their padding or None, and labels."""
+
+    def __init__(self, task: SequenceTask, weights: Stacked) -> None:
+        super().__init__(task, weights)
+        self.config = task.config
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Of every member, [members]."""
+        tokens, padding, y = batch
+        assert tokens is not None and y is not None
+        scores = _wide(forward(self.config, self.weights, tokens, padding, True))
+        return cross_entropy(scores.flatten(0, 1), y.flatten(), reduction="none").view_as(y).mean(1)
+
+    def learn(self, batch: Batch) -> Tensor:
+        losses = self.losses(batch)
+        self.weights.gather(losses.sum())
+        return losses.detach()
+
+    def learn_part(self, batch: Batch, add: bool) -> tuple[Tensor, int]:
+        assert batch[0] is not None
+        count = batch[0].shape[1]
+        sums = self.losses(batch) * count
+        self.weights.gather(sums.sum(), add)
+        return sums.detach(), count
+
+    def score(self, batch: Batch) -> tuple[Tensor, int]:
+        tokens, padding, y = batch
+        assert tokens is not None and y is not None
+        tokens, padding = (None if x is None else x.expand(self.weights.members, *x.shape) for x in (tokens, padding))
+        assert tokens is not None
+        scores = forward(self.config, self.weights, tokens, padding, False)
+        return (scores.argmax(-1) == y).sum(1), len(y)
+
+    def at_once(self, part: Batch) -> int:
+        documents = self.weights.members * (2 if self.config.pairs else 1)
+        return max(1, EVALUATED // (documents * self.config.length))
 
 
 class Stored(NamedTuple):

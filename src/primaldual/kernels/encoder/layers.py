@@ -55,6 +55,13 @@ def add_norm(
     x: Tensor, a: Tensor, weight: Tensor, bias: Tensor, norm: Norm, drop: Dropout | None, training: bool
 ) -> Tensor:
     """norm(x + dropout(a · weightᵀ + bias)), of [members, rows, width]; gradients in training alone."""
+    return _AddNorm.apply(x, a, weight, bias, *norm, drop, training)[0]
+
+
+def add_norm_beside(
+    x: Tensor, a: Tensor, weight: Tensor, bias: Tensor, norm: Norm, drop: Dropout | None, training: bool
+) -> tuple[Tensor, Tensor]:
+    """`add_norm` with a layer norm, and the sum that was normalised: a block with its norms first goes on with it."""
     return _AddNorm.apply(x, a, weight, bias, *norm, drop, training)
 
 
@@ -63,24 +70,24 @@ class _AddNorm(Function):
     def forward(
         ctx: Any, x: Tensor, a: Tensor, weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor,
         mean: Tensor | None, variance: Tensor | None, drop: Dropout | None, training: bool,
-    ) -> Tensor:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         norm = Norm(norm_weight, norm_bias, mean, variance)
         branch = torch.bmm(a, weight.mT)
         y, r, moments = normalised(x, branch, bias, norm, drop, training)
         ctx.save_for_backward(a, weight, r, moments, norm_weight)
         ctx.about = (mean is not None, drop, bias.dtype)
+        ctx.set_materialize_grads(False)
         if not training:
-            ctx.mark_non_differentiable(y)
-        return y
+            ctx.mark_non_differentiable(y, r)
+        return y, r
 
     @staticmethod
     @differentiated_once
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         a, weight, r, moments, norm_weight = ctx.saved_tensors
         of_batch, drop, dtype = ctx.about
-        dr, da, dbias, *of_norm = normalised_backward(
-            gradients[0].contiguous(), r, moments, norm_weight, of_batch, drop
-        )
+        dy, beside = _both(gradients, r, of_batch)
+        dr, da, dbias, *of_norm = normalised_backward(dy, r, moments, norm_weight, of_batch, drop, beside)
         return (
             dr, torch.bmm(da, weight), weight_gradient(da, a), dbias.to(dtype), *of_norm, None, None, None, None
         )  # fmt: skip
@@ -91,16 +98,24 @@ def feed_forward(
     drops: tuple[Dropout | None, Dropout | None], training: bool,
 ) -> Tensor:  # fmt: skip
     """norm(x + dropout(dropout(gelu(x · weight1ᵀ + bias1)) · weight2ᵀ + bias2)); gradients in training alone."""
-    return _FeedForward.apply(x, weight1, bias1, weight2, bias2, *norm, *drops, training)
+    return _FeedForward.apply(x, None, weight1, bias1, weight2, bias2, *norm, *drops, training)[0]
+
+
+def feed_forward_beside(
+    x: Tensor, residual: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, norm: Norm,
+    drops: tuple[Dropout | None, Dropout | None], training: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`feed_forward` with a layer norm, of x beside a residual of its own; and the sum that was normalised."""
+    return _FeedForward.apply(x, residual, weight1, bias1, weight2, bias2, *norm, *drops, training)
 
 
 class _FeedForward(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, norm_weight: Tensor,
-        norm_bias: Tensor, mean: Tensor | None, variance: Tensor | None, drop1: Dropout | None, drop2: Dropout | None,
-        training: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, x: Tensor, residual: Tensor | None, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor,
+        norm_weight: Tensor, norm_bias: Tensor, mean: Tensor | None, variance: Tensor | None, drop1: Dropout | None,
+        drop2: Dropout | None, training: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         from . import activation_kernels
 
         h = torch.bmm(x, weight1.mT)
@@ -113,25 +128,25 @@ class _FeedForward(Function):
         )  # fmt: skip
         norm = Norm(norm_weight, norm_bias, mean, variance)
         branch = torch.bmm(hidden, weight2.mT)
-        y, r, moments = normalised(x, branch, bias2, norm, drop2, training)
+        y, r, moments = normalised(x if residual is None else residual, branch, bias2, norm, drop2, training)
         ctx.save_for_backward(x, weight1, bias1, weight2, h, hidden, r, moments, norm_weight)
-        ctx.about = (mean is not None, drop1, drop2)
+        ctx.about = (mean is not None, drop1, drop2, residual is not None)
+        ctx.set_materialize_grads(False)
         if not training:
-            ctx.mark_non_differentiable(y)
-        return y
+            ctx.mark_non_differentiable(y, r)
+        return y, r
 
     @staticmethod
     @differentiated_once
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         from . import activation_kernels
 
         x, weight1, bias1, weight2, h, hidden, r, moments, norm_weight = ctx.saved_tensors
-        of_batch, drop1, drop2 = ctx.about
-        dx, da, dbias2, *of_norm = normalised_backward(
-            gradients[0].contiguous(), r, moments, norm_weight, of_batch, drop2
-        )
-        if drop2 is None:
-            da = dx.clone()  # dx is added to below
+        of_batch, drop1, drop2, has_residual = ctx.about
+        dy, beside = _both(gradients, r, of_batch)
+        dr, da, dbias2, *of_norm = normalised_backward(dy, r, moments, norm_weight, of_batch, drop2, beside)
+        if drop2 is None and not has_residual:
+            da = dr.clone()  # dr is added to below
         dhidden = torch.bmm(da, weight2)
         dh = torch.empty_like(h)
         work = divided(h, 6)
@@ -142,7 +157,16 @@ class _FeedForward(Function):
             DROPOUT=drop1 is not None,
         )  # fmt: skip
         dweight2, dweight1 = weight_gradient(da, hidden), weight_gradient(dh, x)
+        dx, dresidual = (torch.bmm(dh, weight1), dr) if has_residual else (dr.baddbmm_(dh, weight1), None)
         return (
-            dx.baddbmm_(dh, weight1), dweight1, fold(sums, bias1.dtype), dweight2, dbias2.to(bias1.dtype),
-            *of_norm, None, None, None, None, None,
+            dx, dresidual, dweight1, fold(sums, bias1.dtype), dweight2, dbias2.to(bias1.dtype), *of_norm, None, None,
+            None, None, None,
         )  # fmt: skip
+
+
+def _both(gradients: tuple[Tensor | None, ...], r: Tensor, of_batch: bool) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the norm, and of the sum beside it where there is one."""
+    dy, beside = gradients
+    if of_batch and beside is not None:
+        raise NotImplementedError("what a batch norm normalises has no gradient of its own here")
+    return torch.zeros_like(r) if dy is None else dy.contiguous(), None if beside is None else beside.contiguous()

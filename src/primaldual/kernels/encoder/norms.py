@@ -64,9 +64,17 @@ def normalised(
 
 
 def normalised_backward(
-    dy: Tensor, r: Tensor, moments: Tensor, weight: Tensor, of_batch: bool, drop: Dropout | None
+    dy: Tensor,
+    r: Tensor,
+    moments: Tensor,
+    weight: Tensor,
+    of_batch: bool,
+    drop: Dropout | None,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, a, a_bias, and of the norm's weight and bias."""
+    """Gradients of x, a, a_bias, and of the norm's weight and bias; `beside` is one of what was normalised, where that
+    is used elsewhere (of layer norm alone).
+    """
     from . import norm_kernels as kernels
 
     dr = torch.empty_like(r)
@@ -77,8 +85,8 @@ def normalised_backward(
         work = divided(r, 16 // warps, whole_rows=True)
         sums = r.new_empty(work.members, work.runs, 3, work.width, dtype=torch.float32)
         kernels.layer_backward[work.grid](
-            dy, r, moments, weight, seed, dr, da, sums, weight.stride(0), work.rows, work.span, *numbers, **work.shape,
-            DROPOUT=drop is not None, num_warps=warps,
+            dy, r, moments, weight, seed, dy if beside is None else beside, dr, da, sums, weight.stride(0), work.rows,
+            work.span, *numbers, **work.shape, DROPOUT=drop is not None, BESIDE=beside is not None, num_warps=warps,
         )  # fmt: skip
         dbias, dweight, da_bias = fold(sums, torch.float32).unbind(1)
         return dr, da, da_bias, dweight, dbias
