@@ -41,7 +41,7 @@ class Recipe(Spec):
         validation: share of the training cases, stratified where they have classes, that is held out and never trained
             on. Weights are then those of the best evaluation on it, and so they are where a task has such a part.
         patience: epochs (or steps) without a better validation metric after which a member stops; 0 for never.
-        balanced: whether classes weigh alike in the loss, however many series they have.
+        balanced: whether classes weigh alike in the loss, however many cases they have.
         lengths: where cases have lengths of their own: to how many lengths batches are cut.
 
     >>> Recipe.from_dict(Recipe(epochs=5).to_dict()) == Recipe(epochs=5)

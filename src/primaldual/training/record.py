@@ -1,8 +1,8 @@
 """What a run leaves behind: one JSON file per seed, named by the hash of what was run.
 
 The key is the SHA-256, cut to 20 hex digits, of the JSON of {version, recipe, seeds} and of what the task says of
-itself: {task: name, hash of the cases, model}, of time series {mechanism, data}. What a recipe has been given since the
-first records enters where it is not at its default (`Task.recipe_in_key`), so that runs of before are found.
+itself: {task: name, hash of the cases, model}; of the library's own sets {mechanism, data}. What a recipe has had only
+since the first records enters where it is not at its default (`Task.recipe_in_key`), so that runs of before are found.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def train(
 
 def _as_task(data: Dataset | Task, mechanism: str | Primal | None, recipe: Recipe | None) -> tuple[Task, Recipe]:
     """What `train` is given as a task and a whole recipe."""
-    if isinstance(data, Dataset):
+    if not isinstance(data, Task):
         return series_task(data, mechanism, recipe)
     if mechanism is not None:
         raise ValueError(f"{data.name}: a task has its own mechanism; leave it out, got mechanism={mechanism!r}")
