@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..base.suggestions import did_you_mean
 from ..dual import Expansion, GroupHeadsByScale
 from ..primal import Primal, TrainingSet
 from ..primal.features import Parameters
@@ -212,10 +212,10 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
         if name in fixed:
             continue
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             takes = ", ".join(f"{n} {tuple(p.shape)}" for n, p in known.items()) or "none"
-            raise ValueError(f"parameters: this primal has no {name!r}{hint} It takes: {takes}")
+            raise ValueError(f"parameters: this primal has no {name!r}{did_you_mean(name, known)} It takes: {takes}")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"parameters[{name!r}] must be a torch.Tensor, got {value!r}")
         if value.shape != known[name].shape:
             raise ValueError(
                 f"parameters[{name!r}] must have shape {tuple(known[name].shape)}, got {tuple(value.shape)}"
