@@ -22,7 +22,7 @@ from ..primal import Exponential, KernelSum, Moments, PointMap
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .pooling import visible as visible_of
 from .problem import Problem
-from .statistics import causal_moments, centre, first_key, masked_moments, moments
+from .statistics import causal_moments, centre, first_key, masked_moments, moments, several
 
 _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -89,6 +89,8 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
         else:
             assert take is not None
             found = masked_moments(last, keys, take)
+            if found.variance is not None:  # as in `causal_moments`
+                found = found._replace(variance=several(take.sum(-1, keepdim=True), found.variance))
         q = RowConstantsCancel.query(q, last, found, p.parameters)
         if _far(last, keys):
             keys = keys - centre(keys, take)  # cancels
