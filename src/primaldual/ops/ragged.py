@@ -128,7 +128,8 @@ def _near(p: Problem) -> Problem:
     keys = p.k - shared
     if p.key_hidden is not None:
         keys = keys.masked_fill(p.key_hidden.unsqueeze(-1), 0.0)
-    return replace(p, q=p.q - shared * (factor if per_head is None else per_head[:, None, None]), k=keys)
+    beta = factor if per_head is None else per_head.to(shared.dtype)[:, None, None]
+    return replace(p, q=p.q - shared * beta, k=keys)
 
 
 def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
