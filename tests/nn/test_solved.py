@@ -135,6 +135,16 @@ def test_a_sequence_of_padding_alone_gives_zeros_and_no_nan(loss, primal):
 
 
 @each_loss
+@pytest.mark.parametrize("primal", ["softmax", "bn+sh", "linear"])
+def test_an_empty_batch_has_an_empty_output_and_gradients_of_zero(loss, primal):
+    layer, x = make(loss, primal), inputs()[:0].requires_grad_()
+    output, weights = layer(x, x, x)
+    assert output.shape == (0, L, layer.embed_dim) and weights.shape == (0, L, L)
+    output.sum().backward()
+    assert not layer.in_proj_weight.grad.any()
+
+
+@each_loss
 def test_a_large_price_interpolates_the_targets(loss):
     layer = make(loss, "qk-norm", projection="shared", C=1e7, epsilon=0.0)  # queries are keys
     nn.init.constant_(layer.learned["gain"], 2.0)  # keys of one length, far apart: a well-conditioned kernel

@@ -72,6 +72,21 @@ mask = torch.zeros(2, 6, dtype=torch.bool)
         (lambda: attention(q, q, q, Primal(residual=True)), ValueError, r"residual.*MultiheadAttention"),
         (lambda: attention(q, q, q, "bn", parameters={"betta": q}), ValueError, r"no 'betta'\. It takes: none"),
         (
+            lambda: attention(q, q, q, mechanism("bn", learnable=True), parameters={"betta": q}),
+            ValueError,
+            r"no 'betta'; did you mean 'beta'\? It takes: beta \(8,\)",
+        ),
+        (
+            lambda: attention(q, q, q, mechanism("bn", learnable=True), parameters={"beta": 0.5}),
+            TypeError,
+            r"parameters\['beta'\] must be a torch.Tensor, got 0.5",
+        ),
+        (
+            lambda: attention(q, q, q, "bn", attn_mask=torch.zeros(6, 6).to(torch.float8_e5m2)),
+            ValueError,
+            r"attn_mask must be boolean .* or floating point .* got torch.float8_e5m2",
+        ),
+        (
             lambda: attention(q, q, q, mechanism("bn", learnable=True), parameters={"beta": torch.ones(3)}),
             ValueError,
             r"parameters\['beta'\] must have shape \(8,\), got \(3,\)",

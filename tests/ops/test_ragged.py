@@ -112,6 +112,26 @@ def test_a_causal_sequence_of_several_blocks(scales: tuple, dtype: torch.dtype) 
 
 
 @on_cpu
+@pytest.mark.parametrize("padded", [False, True], ids=["all", "padded"])
+@pytest.mark.parametrize("primal", [PRIMALS["bn"], UNSORTED], ids=["bn", "bn+sh, learned"])
+def test_points_far_from_zero_cost_no_accuracy_beside_the_reference(primal: Primal, padded: bool) -> None:
+    far = [x + offset for x, offset in zip(tensors(), (1000, 1000, 0), strict=True)]
+    hidden = torch.arange(20)[None] >= 13 if padded else None
+
+    def outputs_and_gradients(dtype: torch.dtype, impl: str) -> list:
+        qkv = [x.to(dtype).requires_grad_() for x in far]
+        learned = {n: x.to(dtype).requires_grad_() for n, x in primal.learned(4, 8).items()}
+        out = attention(*qkv, primal, impl=impl, key_padding_mask=hidden, parameters=learned)
+        found = out, *torch.autograd.grad(out.square().sum(), [*qkv, *learned.values()])
+        return [x.detach().double() for x in found]
+
+    truth = outputs_and_gradients(torch.float64, "reference")
+    found, beside = (outputs_and_gradients(torch.float32, impl) for impl in ("ragged", "reference"))
+    for mine, reference, expected in zip(found, beside, truth, strict=True):
+        assert (mine - expected).abs().max() < 1.5 * (reference - expected).abs().max()
+
+
+@on_cpu
 @pytest.mark.parametrize("mask", ["none", "padding"])
 def test_one_program_pools_many_blocks(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "ROOM", 1)

@@ -239,3 +239,16 @@ def test_an_empty_batch_and_an_empty_sequence_give_outputs_of_their_shape(name: 
                 out = attention(q, k, v, name, impl=impl, is_causal=causal)
             assert out.shape == (batch, 8, queries, 3) and not out.any()
             assert not any(g.any() for g in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize("scales", [(1, 1), (4, 4)], ids=str)
+@pytest.mark.parametrize("impl", ["sdpa", "dense"])
+def test_a_query_that_sees_one_point_magnifies_no_rounding(impl: str, scales: tuple) -> None:
+    """Its variance is 0, and its output the value of that point however it is mapped."""
+    q, k, v = (torch.randn(1, 2, 4, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    primal = mechanism("bn+sh", full=True, scales=scales)
+    q, k, v = (x[:, :, : scales[0]].clone().requires_grad_() for x in (q, k, v))
+    out = attention(q, k, v, primal, impl=impl, is_causal=True)
+    up = torch.randn(out.shape, generator=torch.Generator().manual_seed(3))
+    for gradient in torch.autograd.grad(out, (q, k), up):
+        assert gradient.abs().max() < 1e-5

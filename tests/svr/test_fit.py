@@ -269,6 +269,28 @@ def test_a_certificate_that_is_not_met_warns_whatever_the_gap(monkeypatch: pytes
     assert off.certificate.gap.max() < 1e-7 and not off.certificate.ok(1e-6)
 
 
+def test_what_is_no_tensor_or_empty_is_said_by_name() -> None:
+    keys, targets = problem(7, 6, 3)
+    solve = {"C": 1.0, "epsilon": 0.1}
+    for call, says in (
+        (lambda: fit("softmax", keys.numpy(), targets, **solve), r"keys must be a torch.Tensor, got numpy.ndarray"),
+        (lambda: fit("softmax", keys, None, **solve), "targets must be a torch.Tensor, got None"),
+        (lambda: recover("softmax", keys, [1.0], epsilon=0.1), "values must be a torch.Tensor, got list"),
+        (lambda: fit("softmax", keys, targets, C="1", epsilon=0.1), "C must be a number or a tensor, got '1'"),
+        (
+            lambda: fit("softmax", keys, targets, key_padding_mask=np.zeros(6, bool), **solve),
+            r"key_padding_mask must be a torch.Tensor, got numpy.ndarray",
+        ),
+    ):
+        with pytest.raises(TypeError, match=says):
+            call()
+    for empty in (keys[:0], keys[:, :0]):
+        with pytest.raises(ValueError, match="keys must hold at least one point of one head, got"):
+            fit("softmax", empty, empty, **solve)
+    with pytest.raises(ValueError, match="epsilon must be a finite number of at least 0, got True"):
+        fit("softmax", keys, targets, C=1.0, epsilon=True)
+
+
 def test_what_is_no_number_is_said_with_its_place() -> None:
     keys, targets = problem(7, 6, 3)
     with pytest.raises(ValueError, match="keys must be floating point, got"):

@@ -155,6 +155,8 @@ class SolvedAttention(MultiheadAttention):
 
     def solve(self, made: Design) -> Tensor:
         """β [batch, heads, points, D_v] of every head's regression, in scaled units."""
+        if not made.targets.numel():  # an empty batch
+            return made.targets
         if self.loss == "squared":
             return ridge(made.kernel, made.targets, self.C)
         kernel, targets, seen = (t.flatten(0, 1) for t in (made.kernel, made.targets, made.visible.unsqueeze(-1)))

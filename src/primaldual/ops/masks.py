@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..primal import TokenMap
+from .checks import DTYPES
 
 
 def padding(name: str, mask: Tensor | None, shape: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
@@ -207,7 +208,7 @@ def _check_shape(mask: Tensor, shape: tuple[int, int, int, int]) -> None:
 
 
 def _check_dtype(name: str, mask: Tensor) -> None:
-    if mask.dtype != torch.bool and not mask.is_floating_point():
+    if mask.dtype not in (torch.bool, *DTYPES):
         raise ValueError(f"{name} must be boolean (True hides) or floating point (added), got {mask.dtype}")
 
 

@@ -254,6 +254,8 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
         if name not in known:
             takes = ", ".join(f"{n} {tuple(p.shape)}" for n, p in known.items()) or "none"
             raise ValueError(f"parameters: this primal has no {name!r}{did_you_mean(name, known)} It takes: {takes}")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"parameters[{name!r}] must be a torch.Tensor, got {value!r}")
         if value.shape != known[name].shape:
             raise ValueError(
                 f"parameters[{name!r}] must have shape {tuple(known[name].shape)}, got {tuple(value.shape)}"

@@ -9,6 +9,7 @@ padded sequences do that for all heads at once (`kernels.ragged.padded`), the re
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from ..kernels.ragged.tokens import attend_tokens, has_tables
 from ..primal import TrainingSet
 from . import softmax
 from .problem import Problem, in_order, query_map_alone, with_usual_scale
+from .statistics import centre
 
 
 def refusal(problem: Problem) -> str | None:
@@ -86,7 +88,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     seed = seed_of(problem.q, problem.dropout_p)
     attend = _points
     if not problem.expansion.maps and (_plain(problem) or _padded(problem)):
-        problem = with_usual_scale(problem)
+        problem = with_usual_scale(_near(problem))
         attend = _tokens if _plain(problem) else _windows
     return attend(problem, seed), None
 
@@ -115,6 +117,22 @@ def _simple(p: Problem) -> bool:
     return form.simple or (form.maps != "other" and max(p.scales) == 1)  # any pooling by 1 leaves the tokens
 
 
+def _near(p: Problem) -> Problem:
+    """Where queries are re-centred, keys near 0: what all of them share is taken off both, and cancels.
+
+    In 16 bits keys that lie far from 0 are as coarse as what this would gain.
+    """
+    if not p.primal.point_maps or p.q.dtype.itemsize <= 2:
+        return p
+    shared = centre(p.k, None if p.key_hidden is None else ~p.key_hidden.unsqueeze(2))
+    factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    keys = p.k - shared
+    if p.key_hidden is not None:
+        keys = keys.masked_fill(p.key_hidden.unsqueeze(-1), 0.0)
+    beta = factor if per_head is None else per_head.to(shared.dtype)[:, None, None]
+    return replace(p, q=p.q - shared * beta, k=keys)
+
+
 def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
     if p.dropout_p or not _plain(p) or pattern_of(p.primal.training_set) is not None or p.relative_scale != 1.0:
@@ -123,7 +141,7 @@ def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     if map_ is None:
         return lambda q, k, v: attend_tokens(q, k, v, None, scales, is_causal, 0.0, None)
     factor, per_head = beta_of(map_, p.parameters)
-    if per_head is not None:
+    if per_head is not None or p.q.dtype.itemsize > 2:
         return None
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ..dual.form import kernel_of
 from ..primal import Moments, PointMap
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem, UnsupportedError
-from .statistics import causal_moments, centre, first_key, masked_moments, moments
+from .statistics import causal_moments, centre, first_key, masked_moments, moments, several
 
 
 def refusal(problem: Problem, who: str) -> str | None:
@@ -80,6 +80,8 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
         else:
             assert take is not None
             found = masked_moments(last, keys, take)
+            if found.variance is not None:  # as in `causal_moments`
+                found = found._replace(variance=several(take.sum(-1, keepdim=True), found.variance))
         q = RowConstantsCancel.query(q, last, found, p.parameters)
         if _far(last, keys):
             keys = keys - centre(keys, take)  # cancels

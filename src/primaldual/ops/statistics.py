@@ -56,7 +56,11 @@ def centre(keys: Tensor, seen: Tensor | None) -> Tensor:
 
 
 def causal_moments(map_: PointMap, points: CausalPool) -> tuple[Moments, Moments]:
-    """Over the complete windows before each query and its running one: [B, H, P, D] for the prefix, [B, H, W, s, D]."""
+    """Over the complete windows before each query and its running one: [B, H, P, D] for the prefix, [B, H, W, s, D].
+
+    Of queries alone, under softmax: one that sees a single point has its value whatever it is mapped to, and is given a
+    variance of 1, since 1/0 would magnify what kernels round.
+    """
     if map_.needs == "nothing":
         return Moments(None, None), Moments(None, None)
     wide = kept = torch.promote_types(points.keys.dtype, torch.float32)
@@ -66,12 +70,13 @@ def causal_moments(map_: PointMap, points: CausalPool) -> tuple[Moments, Moments
     first_seen = _ones(first) if points.prefix.seen is None else points.prefix.seen.unsqueeze(-1).to(wide)
     seen = _ones(running) if points.seen is None else points.seen.unsqueeze(-1).to(wide)
 
+    counts = first_seen.cumsum(2), first_seen.sum(2)[:, :, None, None] + _earlier(seen) + seen
+
     def means(first: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
         """Running means: over the prefix, and over the prefix, the complete windows and the running one."""
-        prefix = (first * first_seen).cumsum(2) / first_seen.cumsum(2).clamp(min=1)
+        prefix = (first * first_seen).cumsum(2) / counts[0].clamp(min=1)
         total = (first * first_seen).sum(2)[:, :, None, None] + _earlier(running * seen) + running * seen
-        count = first_seen.sum(2)[:, :, None, None] + _earlier(seen) + seen
-        return prefix, total / count.clamp(min=1)
+        return prefix, total / counts[1].clamp(min=1)
 
     mean = means(first, running)
     if map_.needs == "mean":
@@ -79,10 +84,15 @@ def causal_moments(map_: PointMap, points: CausalPool) -> tuple[Moments, Moments
     centre = first_key(points).to(wide)
     square = means((first - centre).square(), (running - centre.unsqueeze(2)).square())
     variance = (
-        (square[0] - (mean[0] - centre).square()).clamp(min=0),
-        (square[1] - (mean[1] - centre.unsqueeze(2)).square()).clamp(min=0),
+        several(counts[0], (square[0] - (mean[0] - centre).square()).clamp(min=0)),
+        several(counts[1], (square[1] - (mean[1] - centre.unsqueeze(2)).square()).clamp(min=0)),
     )
     return Moments(mean[0].to(kept), variance[0].to(kept)), Moments(mean[1].to(kept), variance[1].to(kept))
+
+
+def several(count: Tensor, variance: Tensor) -> Tensor:
+    """The variance of several points; 1 of a single one."""
+    return variance.where(count > 1, 1.0)
 
 
 def first_key(points: CausalPool) -> Tensor:

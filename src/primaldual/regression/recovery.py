@@ -11,7 +11,7 @@ from torch import Tensor
 from ..dual import form_of
 from ..dual.form import pooling_of
 from ..primal import Primal, as_primal
-from ..svr.arguments import designed
+from ..svr.arguments import check_tensors, designed
 from ..svr.certificate import spectrum
 from ..svr.fit import check_definite
 
@@ -66,6 +66,7 @@ def recover(
     pooled = pooling_of(primal.training_set)
     if pooled is not None and pooled.how == "conv":
         raise ValueError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
+    check_tensors(keys, "values", values, key_padding_mask)
     leading = tuple(keys.shape[:-2])
     made = designed(primal, keys, "values", values, key_padding_mask, query, is_causal, parameters)
     # α in scaled units, where it is of order 1: α = scaled · exp(−log_scale)

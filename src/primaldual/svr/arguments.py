@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..ops import checks
 from ..primal import Primal
 from .design import Design, design
+
+
+def check_tensors(keys: Any, name: str, pairs: Any, key_padding_mask: Any) -> None:
+    """Raise unless these are tensors that a regression can be of."""
+    checks.inputs(**{"keys": keys, name: pairs})
+    checks.mask("key_padding_mask", key_padding_mask, keys)
+    if not keys.numel():
+        raise ValueError(f"keys must hold at least one point of one head, got {tuple(keys.shape)}")
 
 
 def designed(
@@ -38,9 +48,7 @@ def designed(
 
 
 def check_numbers(name: str, x: Tensor, hidden: Tensor | None) -> None:
-    """Raise unless `x` [..., N, C] is floating point and finite, but for what a mask [..., N] hides."""
-    if not x.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {x.dtype}")
+    """Raise unless `x` [..., N, C] is finite, but for what a mask [..., N] hides."""
     wrong = ~x.isfinite()
     if hidden is not None:
         wrong = wrong & ~(hidden.unsqueeze(-2) if x.dim() > 2 else hidden).unsqueeze(-1)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..primal import Primal, as_primal
-from .arguments import designed, four_d
+from ..primal._spec import is_number
+from .arguments import check_tensors, designed, four_d
 from .certificate import Certificate, certificate_of
 from .design import Design
 from .regressions import Regressions, unit_of
@@ -131,9 +132,12 @@ def fit(
     >>> solved.certificate.ok(1e-6), solved.predict(torch.randn(2, 4, 5, 8)).shape
     (True, torch.Size([2, 4, 5, 3]))
     """
+    check_tensors(keys, "targets", targets, key_padding_mask)
     leading = tuple(keys.shape[:-2])
-    if not (isinstance(epsilon, int | float) and math.isfinite(epsilon) and epsilon >= 0):
+    if not (is_number(epsilon) and math.isfinite(epsilon) and epsilon >= 0):
         raise ValueError(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
+    if not (isinstance(C, Tensor) or is_number(C)):
+        raise TypeError(f"C must be a number or a tensor, got {C!r}")
     c = torch.as_tensor(C, dtype=torch.float64, device=keys.device)
     if not bool((c > 0).all()):
         raise ValueError(f"C must be positive, got {C!r}")
