@@ -103,6 +103,25 @@ def test_flex_attention_is_called_in_its_room_alone():
     assert callers == {"kernels/flex"}
 
 
+def bare_launches(path: Path, source: str) -> list[str]:
+    """Calls of the form kernel[grid](...) or kernel.warmup(...), which only `launching` makes."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [
+        f"{path.relative_to(SOURCE)}:{call.lineno}"
+        for call in calls
+        if isinstance(call.func, ast.Subscript) or (isinstance(call.func, ast.Attribute) and call.func.attr == "warmup")
+    ]
+
+
+def test_every_launch_in_the_machine_room_goes_through_one_place():
+    place = SOURCE / "kernels" / "launching.py"
+    for path in (SOURCE / "kernels").rglob("*.py"):
+        found = bare_launches(path, path.read_text("utf-8"))
+        assert bool(found) if path == place else not found, found
+    source = "def f(x):\n    kernels.add[work.grid](x)\n    add[(\n        1,\n    )](x)\n    launch(add, x[0])"
+    assert bare_launches(place, source) == ["kernels/launching.py:2", "kernels/launching.py:3"]
+
+
 @pytest.mark.parametrize("among", [EXECUTORS, ROUTES], ids=["executors", "routes of a layer"])
 def test_what_a_plan_chooses_among_does_not_import_one_another(among):
     paths = {module.__name__: Path(str(module.__file__)) for module in among.values()}

@@ -94,3 +94,18 @@ def test_the_model_of_a_run_predicts_what_its_record_says(tmp_path):
 def test_a_recipe_of_another_family_is_refused():
     with pytest.raises(ValueError, match="model=SequenceSizes"):
         SequenceTask.of(sequences(), "softmax", Recipe(epochs=1, model=__import__("primaldual").models.SeriesSizes()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pairs", [False, True], ids=["single", "pairs"])
+@pytest.mark.parametrize("name", ["softmax", "bn+sh", "conv1d"])
+def test_captured_steps_on_a_gpu_are_plain_ones_on_a_cpu(name, pairs):
+    recipe = short(dtype="float32", d_model=16, heads=2, feedforward=16)
+    task = SequenceTask.of(sequences(pairs=pairs), name, recipe)
+    found = [train(task, recipe=recipe, seeds=[0, 1], device=device) for device in ("cpu", "cuda")]
+    for plain, captured in zip(*found, strict=True):
+        assert captured.history["loss"] == pytest.approx(plain.history["loss"], rel=2e-3)
+    ensemble = Ensemble(task, recipe, [0, 1], torch.device("cuda"))
+    for chosen in ensemble.batches.of_epoch(1, [0, 1], ensemble.device):
+        ensemble.step(chosen.rows, chosen.length)
+    assert ensemble.captured and float(ensemble.evaluate("test").min()) >= 0.0

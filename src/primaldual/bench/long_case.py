@@ -72,8 +72,7 @@ class LongCase(TrainingCase):
 
     @property
     def attended(self) -> int:
-        """Of one member: members take turns."""
-        return self.recipe.batch_size * (2 if self._entry.pairs else 1)
+        return super().attended * (2 if self._entry.pairs else 1)
 
     @property
     def masked(self) -> bool:

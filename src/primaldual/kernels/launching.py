@@ -141,6 +141,23 @@ def launch(
         steps.append(Launch(str(key[0]), tensors, ready))
 
 
+def launch_kernel(
+    kernel: Any, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], numbers: tuple[object, ...],
+    warps: int = 4, stages: int = 3,
+) -> None:  # fmt: skip
+    """Launch a kernel that does not start early, with tensors and then numbers, strides and constants among them.
+
+    They tell apart whatever it is specialised by, so that nobody has to name that.
+    """
+    kinds = (None if x is None else (x.dtype, x.device, x.data_ptr() % 16 == 0) for x in tensors)
+    launch(
+        (kernel.__name__, kernel.fn, grid, numbers, warps, stages, *kinds),  # names stand in several files
+        tensors,
+        lambda: (kernel, grid, numbers, options(warps, stages)),
+        early=False,
+    )
+
+
 @functools.cache
 def starts_early(device: int) -> bool:
     """Whether a launch may get ready while the one before it still runs: from Hopper on."""

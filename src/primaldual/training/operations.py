@@ -29,6 +29,10 @@ class Operations(Protocol):
         """dropout(x + p), of tokens that were looked up."""
         ...
 
+    def norm_beside(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Layer norm of x, and x, for blocks with their norms first."""
+        ...
+
     def linear(self, name: str, x: Tensor) -> Tensor:
         """W x + b, of few rows."""
         ...
@@ -89,6 +93,9 @@ class TorchOperations:
     def project(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         weight, bias = (self.parameters[f"{name}.in_proj_{part}"] for part in ("weight", "bias"))
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT), x
+
+    def norm_beside(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norm(name, x), x
 
     def add_and_norm(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> Tensor:
         return self.add_and_norm_beside(x, branch, linear, norm)[0]
@@ -164,6 +171,9 @@ class KernelOperations:
     def add_and_norm(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> Tensor:
         drop = self._next_dropout()
         return kernels.add_norm(x, branch, *self._of(linear), self._normal(norm), drop, self.training)
+
+    def norm_beside(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        return kernels.norm_beside(x, self._normal(name))
 
     def add_and_norm_beside(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> tuple[Tensor, Tensor]:
         drop = self._next_dropout()

@@ -31,7 +31,7 @@ def forward(config: SequenceConfig, weights: Stacked, tokens: Tensor, padding: T
     else:
         do = TorchOperations(weights, config.dropout, padding, training)
     x = do.add_positions(_looked_up(weights.parameters["tokens.weight"], tokens), length)
-    normal = do.norm("layers.0.norm1", x)
+    normal, x = do.norm_beside("layers.0.norm1", x)
     for i in range(config.layers):
         layer, following = f"layers.{i}", f"layers.{i + 1}.norm1" if i + 1 < config.layers else "norm"
         projected, _ = do.project(f"{layer}.self_attn", normal)

@@ -9,11 +9,19 @@ from .classifier import head
 from .division import usable
 from .dropout import Dropout
 from .embedding import embed
-from .layers import add_norm, add_norm_beside, feed_forward, feed_forward_beside, linear, linear_beside
+from .layers import (
+    add_norm,
+    add_norm_beside,
+    feed_forward,
+    feed_forward_beside,
+    linear,
+    linear_beside,
+    norm_beside,
+)
 from .norms import Norm
 from .update import clipped_update
 
 __all__ = [
     "Dropout", "Norm", "add_norm", "add_norm_beside", "clipped_update", "embed", "feed_forward", "feed_forward_beside",
-    "head", "linear", "linear_beside", "usable",
+    "head", "linear", "linear_beside", "norm_beside", "usable",
 ]  # fmt: skip

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..derivatives import differentiated_once
+from ..launching import launch_kernel
 from .division import divided
 from .dropout import Dropout, drop_arguments
-from .norms import Norm, normalised, normalised_backward
+from .norms import Norm, layer_normalised, normalised, normalised_backward
 from .sums import fold, row_sum, weight_gradient
 
 
@@ -93,6 +94,29 @@ class _AddNorm(Function):
         )  # fmt: skip
 
 
+def norm_beside(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """The layer norm of x [members, rows, width], and x again."""
+    return _NormBeside.apply(x, norm.weight, norm.bias)
+
+
+class _NormBeside(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        assert weight.stride(0) == bias.stride(0)
+        y = torch.empty_like(x)
+        ctx.save_for_backward(x, layer_normalised(x, weight, bias, y), weight)
+        ctx.set_materialize_grads(False)
+        return y, x.view_as(x)
+
+    @staticmethod
+    @differentiated_once
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        x, moments, weight = ctx.saved_tensors
+        dy, beside = _both(gradients, x, False)
+        dx, _, _, dweight, dbias = normalised_backward(dy, x, moments, weight, False, None, beside)
+        return dx, dweight, dbias
+
+
 def feed_forward(
     x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, norm: Norm,
     drops: tuple[Dropout | None, Dropout | None], training: bool,
@@ -122,9 +146,9 @@ class _FeedForward(Function):
         hidden = torch.empty_like(h)
         work = divided(h, 8)
         seed, numbers = drop_arguments(drop1, h)
-        activation_kernels.activate[work.grid](
-            h, bias1, seed, hidden, bias1.stride(0), work.rows, work.span, *numbers, **work.shape,
-            DROPOUT=drop1 is not None,
+        launch_kernel(
+            activation_kernels.activate, work.grid, (h, bias1, seed, hidden),
+            (bias1.stride(0), work.rows, work.span, *numbers, *work.shape, drop1 is not None),
         )  # fmt: skip
         norm = Norm(norm_weight, norm_bias, mean, variance)
         branch = torch.bmm(hidden, weight2.mT)
@@ -152,9 +176,9 @@ class _FeedForward(Function):
         work = divided(h, 6)
         sums = h.new_empty(work.members, work.runs, work.width, dtype=torch.float32)
         seed, numbers = drop_arguments(drop1, h)
-        activation_kernels.activate_backward[work.grid](
-            dhidden, h, bias1, seed, dh, sums, bias1.stride(0), work.rows, work.span, *numbers, **work.shape,
-            DROPOUT=drop1 is not None,
+        launch_kernel(
+            activation_kernels.activate_backward, work.grid, (dhidden, h, bias1, seed, dh, sums),
+            (bias1.stride(0), work.rows, work.span, *numbers, *work.shape, drop1 is not None),
         )  # fmt: skip
         dweight2, dweight1 = weight_gradient(da, hidden), weight_gradient(dh, x)
         dx, dresidual = (torch.bmm(dh, weight1), dr) if has_residual else (dr.baddbmm_(dh, weight1), None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..launching import launch_kernel
+
 BLOCK = 1024
 """Weights of a program."""
 
@@ -27,7 +29,8 @@ def clipped_update(
     from .update_kernel import update
 
     members, count = matrix.shape
-    update[(-(-count // BLOCK), members)](
-        matrix, gradient, mean, square, reduced, norms, alive, table, done, count, count - reduced.shape[1], len(table),
-        clip, square_share, BLOCK=BLOCK, HAS_REDUCED=reduced.shape[1] > 0,
+    launch_kernel(
+        update, (-(-count // BLOCK), members, 1),
+        (matrix, gradient, mean, square, reduced, norms, alive, table, done),
+        (count, count - reduced.shape[1], len(table), clip, square_share, BLOCK, reduced.shape[1] > 0),
     )  # fmt: skip
