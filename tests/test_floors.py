@@ -93,16 +93,6 @@ def test_kernels_are_launched_in_the_machine_room_alone():
             ], path
 
 
-def test_flex_attention_is_called_in_its_room_alone():
-    callers = {
-        path.parent.relative_to(SOURCE).as_posix()
-        for path in files()
-        for parts, _ in modules(path, path.read_text("utf-8"))
-        if "flex_attention" in parts
-    }
-    assert callers == {"kernels/flex"}
-
-
 def bare_launches(path: Path, source: str) -> list[str]:
     """Calls of the form kernel[grid](...) or kernel.warmup(...), which only `launching` makes."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
@@ -120,6 +110,16 @@ def test_every_launch_in_the_machine_room_goes_through_one_place():
         assert bool(found) if path == place else not found, found
     source = "def f(x):\n    kernels.add[work.grid](x)\n    add[(\n        1,\n    )](x)\n    launch(add, x[0])"
     assert bare_launches(place, source) == ["kernels/launching.py:2", "kernels/launching.py:3"]
+
+
+def test_flex_attention_is_called_in_its_room_alone():
+    callers = {
+        path.parent.relative_to(SOURCE).as_posix()
+        for path in files()
+        for parts, _ in modules(path, path.read_text("utf-8"))
+        if "flex_attention" in parts
+    }
+    assert callers == {"kernels/flex"}
 
 
 @pytest.mark.parametrize("among", [EXECUTORS, ROUTES], ids=["executors", "routes of a layer"])

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from ..dual import GroupHeadsByScale, KeepPattern, Rewrite, form_of
-from ..dual.form import pieces_of, pooling_of
+from ..dual.form import over_of, pattern_of, pieces_of, pooling_of
 from ..kernels.flex import attention as flex
-from ..primal import Sparse
 from ..primal.patterns import Band, Block, Piece, Residues, Summary
 from . import gathered, softmax
 from .gathered import Laid, Part, near_block, summary_columns
 from .pooling import Pool
-from .problem import Problem
+from .problem import Problem, require
 
 
 class PatternCost(NamedTuple):
@@ -32,8 +31,8 @@ class PatternCost(NamedTuple):
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    training_set = problem.primal.training_set
-    if type(training_set) is not Sparse:
+    training_set, pattern = problem.primal.training_set, pattern_of(problem.primal.training_set)
+    if pattern is None:
         return "the training set is not Sparse: every query sees all keys"
     if reason := softmax.refusal(problem, "fused attention"):
         return reason
@@ -42,29 +41,29 @@ def refusal(problem: Problem) -> str | None:
     if problem.attn_hidden is not None:
         return "an attn_mask beside the pattern needs the dense mask"
     if form_of(problem.primal).points == "own":
-        return f"{training_set.over!r} has points of its own"
+        return f"{over_of(training_set)!r} has points of its own"
     pooled = pooling_of(training_set)
     if pooled is not None and any(s > 1 for s in problem.scales):
         if pooled.prefix and problem.is_causal:
             return "causal windows after a prefix do not stand in equal blocks"
         if pooled.grid and problem.q.shape[2] > problem.k.shape[2]:
             return f"{problem.q.shape[2]} queries for a grid of {problem.k.shape[2]} keys"
-    if pieces_of(training_set.pattern, problem.k.shape[2]) is None:
-        return f"{training_set.pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
+    if pieces_of(pattern, problem.k.shape[2]) is None:
+        return f"{pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
     return None
 
 
 def estimate(problem: Problem) -> PatternCost:
     """Scores, FLOPs (2·B·H·L·columns·(D + Dv) for a group of heads) and pieces, as functions of shape."""
-    training_set = problem.primal.training_set
-    assert isinstance(training_set, Sparse)
+    training_set, pattern = problem.primal.training_set, pattern_of(problem.primal.training_set)
+    assert pattern is not None
     fused = _flex_runs(problem)
     batch, _, queries, dim = problem.q.shape
     tokens, both = problem.k.shape[2], dim + problem.v.shape[-1]
     flops = count = 0
     for scale, heads in GroupHeadsByScale.groups(problem.scales):
         length = training_set.points(scale, tokens)
-        pieces = pieces_of(training_set.pattern, length) or ()
+        pieces = pieces_of(pattern, length) or ()
         per_score = 2 * batch * len(heads) * queries * both
         columns = sum(_columns(piece, length, scale, fused) for piece in pieces)
         flops, count = flops + per_score * columns, count + len(pieces)
@@ -102,9 +101,10 @@ def _flex_runs(p: Problem) -> bool:
 
 
 def _attend(p: Problem) -> Tensor:
-    training_set = p.primal.training_set
-    assert isinstance(training_set, Sparse)
-    pieces = pieces_of(training_set.pattern, training_set.points(p.scale, p.k.shape[2]))
+    require(p.expansion, KeepPattern)
+    pattern, training_set = p.expansion.pattern, p.primal.training_set
+    assert pattern is not None
+    pieces = pieces_of(pattern, training_set.points(p.scale, p.k.shape[2]))
     assert pieces is not None
     fused = _flex_runs(p)
     attend_piece = _flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)
