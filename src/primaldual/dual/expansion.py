@@ -74,7 +74,9 @@ class Expansion:
         Heads over the tokens themselves, of scale 1, have the same keys and are one call as the sum is written.
         """
         scales = self.primal.training_set.head_scales(heads)
-        if GroupHeadsByScale in self.rewrites or max(scales) == 1:
+        if max(scales) == 1:
+            return ((1, tuple(range(heads))),)
+        if GroupHeadsByScale in self.rewrites:
             return GroupHeadsByScale.groups(scales)
         return tuple((scale, (head,)) for head, scale in enumerate(scales))
 

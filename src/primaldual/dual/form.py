@@ -114,7 +114,7 @@ def kernel_of(features: FeatureMap) -> Kernel:
 
 def is_kernel_sum(normalizer: Normalizer) -> bool:
     """Whether h is Σ κ."""
-    return isinstance(normalizer, KernelSum) and _inherits(normalizer, KernelSum, "h")
+    return type(normalizer).h is KernelSum.h
 
 
 def over_of(training_set: TrainingSet) -> TrainingSet:

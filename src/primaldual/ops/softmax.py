@@ -65,7 +65,8 @@ def one_sided_rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 
 def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
     """Mapped queries, mapped points, and `take` [B, H or 1, L or 1, W]: what masks leave of them (None: everything)."""
-    _check_keys_are_shared(p)
+    if p.attn_hidden is not None:
+        _check_keys_are_shared(p)
     points = pool(p)
     q, keys = p.q, points.keys
     take = None if points.seen is None else points.seen.unsqueeze(2)
