@@ -1,6 +1,6 @@
-"""What the compiler makes of the ragged kernels on Hopper: registers, spills, loops. No GPU is needed.
+"""What the compiler makes of the kernels on Hopper: registers, spills, loops. No GPU is needed.
 
-    python benchmarks/machine_code.py                      # a table, about a minute
+    python benchmarks/machine_code.py                      # a table, about two minutes
     python benchmarks/machine_code.py --only bn+sh         # the forms whose names hold this
     PYTHONPATH=other/src python benchmarks/machine_code.py --json other.json   # another checkout's kernels
     python benchmarks/machine_code.py --against other.json                     # what differs here
@@ -8,7 +8,7 @@
 The Python path of every form is walked with its launches noted down, which compiles the kernels and does not launch
 them; the disassembler that comes with Triton reads what came out. `spilled`: bytes a thread keeps in memory, and after
 the plus how many instructions of its loops go there. `programs`: as many as fit on a multiprocessor. `code`: all
-instructions; `loops`: those of the longest ones.
+instructions, and a digest of them; `loops`: those of the longest ones.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,9 +39,12 @@ from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
 from primaldual import Primal, mechanism
-from primaldual.kernels import launching
+from primaldual.kernels import encoder, launching
 from primaldual.kernels.kept import Kept
+from primaldual.kernels.linear.attention import linear_attention
 from primaldual.kernels.native.notes import Launch, noted
+from primaldual.kernels.projection import grouped, recentred, unpooled
+from primaldual.kernels.projection.grouped import Groups
 from primaldual.kernels.ragged import launch as ragged_launch
 from primaldual.ops.plan import execute
 from primaldual.ops.problem import state
@@ -76,7 +80,47 @@ class Form:
         return mechanism(self.mechanism, **pools)
 
 
-FORMS = (
+@dataclass(frozen=True)
+class Linear:
+    """A call of linear attention: elu + 1, or as many random features as a head has dimensions."""
+
+    dtype: str
+    causal: bool
+    random: bool
+
+    @property
+    def name(self) -> str:
+        words = ["linear attention", self.dtype, *["causal"] * self.causal, *["random features"] * self.random]
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Queries, keys and values of a layer, and their gradients."""
+
+    way: str
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.way} projection, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A step: embedding, one layer, head and update."""
+
+    norm: str
+    dtype: str
+    dropout: float
+
+    @property
+    def name(self) -> str:
+        return ", ".join(["training", f"{self.norm} norm", self.dtype, *["dropout"] * bool(self.dropout)])
+
+
+AnyForm = Form | Linear | Projection | Training
+FORMS: tuple[AnyForm, ...] = (
     *(Form("sh", length) for length in (16, 128, 512, 1024)),
     *(Form("sh", 1024, dim) for dim in (16, 32, 128)),
     *(Form("sh", 896, dim, dtype) for dtype in ("float32", "tf32") for dim in (16, 64, 128)),
@@ -85,6 +129,10 @@ FORMS = (
     *(Form("bn+sh", 896, dim, dropout=0.1, padded=True) for dim in (8, 64)),
     *(Form("sh", 1024, 64, dtype, window=512) for dtype in ("bfloat16", "float32")),
     Form("softmax", 1000, causal=True), Form("sh", 1000, causal=True), Form("softmax", 1024),
+    *(Linear(dtype, causal, random) for dtype in ("float32", "bfloat16")
+      for causal, random in ((False, False), (True, False), (False, True))),
+    *(Projection(way, dtype) for way in ("recentred", "unpooled", "grouped") for dtype in ("float32", "bfloat16")),
+    *(Training(norm, *how) for norm in ("batch", "layer") for how in (("float32", 0.0), ("bfloat16", 0.1))),
 )  # fmt: skip
 
 
@@ -109,28 +157,98 @@ class Hopper:
         return GPUTarget("cuda", 90, 32)
 
 
-def launches(form: Form) -> list[Launch]:
-    """Those of both passes."""
+def attend(form: Form) -> None:
     single = form.dtype in ("float32", "tf32")
     dtype = torch.float32 if single else getattr(torch, form.dtype)
     q, k, v = (torch.randn(8, 8, form.length, form.dim).to(dtype).requires_grad_() for _ in range(3))
     padding = torch.arange(form.length).expand(8, -1) >= form.length - 1 if form.padded else None
     problem = state(q, k, v, form.primal, is_causal=form.causal, dropout_p=form.dropout, key_padding_mask=padding)
+    out, _ = execute(problem, "ragged")
+    torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
+
+
+def attend_linearly(form: Linear) -> None:
+    dtype = getattr(torch, form.dtype)
+    q, k, v = (torch.randn(2, 4, 1000, 64).to(dtype).requires_grad_() for _ in range(3))
+    shift, weight = torch.zeros(2, 4, 64, requires_grad=True), torch.ones(2, 1, 1000)
+    omega = torch.randn(64, 64).to(dtype) if form.random else None
+    out, _ = linear_attention(q, k, v, shift, torch.ones(2, 4, 64), omega, weight, form.causal)
+    torch.autograd.grad(out, (q, k, v, shift), torch.empty_like(out))
+
+
+def project(form: Projection) -> None:
+    dtype = getattr(torch, form.dtype)
+    width, heads, tokens = 128, 4, 300
+    x, weight, bias = (
+        torch.randn(*shape).to(dtype).requires_grad_()
+        for shape in ((2, tokens, width), (3 * width, width), (3 * width,))
+    )
+    beta = torch.ones(heads, requires_grad=True)
+    groups = Groups(((1, (0, 1)), (2, (2,)), (4, (3,))), 2, tokens, heads, width // heads)
+    found: tuple[torch.Tensor | None, ...]
+    if form.way == "recentred":
+        found = recentred.RecentredProjection.apply(x, weight, bias, beta, torch.ones(2, tokens), 1.0, heads)
+    else:
+        found = {"unpooled": unpooled, "grouped": grouped}[form.way].project(x, weight, bias, groups, True, 1.0, beta)
+    found = tuple(out for out in found if out is not None and out.requires_grad)
+    torch.autograd.grad(found, (x, weight, bias, beta), [torch.empty_like(out) for out in found])
+
+
+def train(form: Training) -> None:
+    dtype = getattr(torch, form.dtype)
+    members, cases, length, width, hidden, outputs = 2, 8, 50, 64, 128, 5
+
+    def weights(*shape: int) -> torch.Tensor:
+        return torch.randn(members, *shape).to(dtype).requires_grad_()
+
+    drop = encoder.Dropout(form.dropout, torch.zeros(1, dtype=torch.int32)) if form.dropout else None
+    moments = (torch.zeros(members, width), torch.ones(members, width)) if form.norm == "batch" else (None, None)
+    ones = torch.ones(members, width, requires_grad=True)
+    norm = encoder.Norm(ones, torch.zeros(members, width, requires_grad=True), *moments)
+    x = encoder.embed(weights(cases * length, width), weights(width), weights(length, width), 8.0, drop)
+    branch, x = encoder.linear_beside(x, weights(width, width), weights(width))
+    x = encoder.add_norm(x, branch, weights(width, width), weights(width), norm, drop, True)
+    x = encoder.feed_forward(
+        x, weights(hidden, width), weights(hidden), weights(width, hidden), weights(width), norm, (drop, drop), True
+    )
+    padding = torch.zeros(members, cases, length, dtype=torch.bool)
+    out = encoder.head(
+        x.unflatten(1, (cases, length)), weights(outputs, length * width), weights(outputs), padding, drop
+    )
+    out.sum().backward()
+    matrix, gradient, mean, square = torch.zeros(4, members, 5000)
+    reduced = torch.zeros(members, 1000, dtype=torch.bfloat16)
+    encoder.clipped_update(
+        matrix, gradient, mean, square, reduced, torch.ones(members), 4.0, torch.ones(members, dtype=torch.bool),
+        torch.ones(10, 5), torch.zeros((), dtype=torch.int64), 0.001,
+    )  # fmt: skip
+
+
+def launches(form: AnyForm) -> list[Launch]:
+    """Those of both passes."""
     with ExitStack() as stack:
         for where, name, instead in (
             (launching, "_ready", Kept(1024)),
             (launching, "starts_early", lambda device: True),
+            (launching, "on_cpu", lambda: True),
             (torch.cuda, "current_device", lambda: 0),
             (ragged_launch, "precision", lambda q: "tf32" if form.dtype == "tf32" else "ieee"),
         ):
             stack.enter_context(patch.object(where, name, instead))
         steps = stack.enter_context(noted())
-        out, _ = execute(problem, "ragged")
-        torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
+        match form:
+            case Form():
+                attend(form)
+            case Linear():
+                attend_linearly(form)
+            case Projection():
+                project(form)
+            case Training():
+                train(form)
         return [step for step in steps if isinstance(step, Launch)]
 
 
-def examine(form: Form) -> Iterator[Row]:
+def examine(form: AnyForm) -> Iterator[Row]:
     """A row for every launch; a kernel that is launched again has a number behind its name."""
     seen: Counter[str] = Counter()
     for step in launches(form):
@@ -144,7 +262,7 @@ def examine(form: Form) -> Iterator[Row]:
         yield {
             "form": form.name, "kernel": step.name if seen[step.name] == 1 else f"{step.name} {seen[step.name]}",
             "registers": registers, "spilled": spilled, "shared": shared, "programs": min(fit), "code": len(code),
-            "loops": loops(code),
+            "digest": digest(code), "loops": loops(code),
         }  # fmt: skip
 
 
@@ -159,6 +277,11 @@ def disassembled(cubin: bytes, how: str) -> str:
 def instructions(listing: str) -> list[tuple[int, str]]:
     """Addresses and what stands there."""
     return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", listing)]
+
+
+def digest(code: list[tuple[int, str]]) -> str:
+    """Equal where all instructions are."""
+    return sha256("\n".join(text for _, text in code).encode()).hexdigest()[:8]
 
 
 def loops(code: list[tuple[int, str]]) -> list[dict[str, int]]:
@@ -181,7 +304,8 @@ def cells(row: Row | None) -> list[str]:
     inside = sum(loop["spills"] for loop in row["loops"])
     return [
         str(row["registers"]), f"{row['spilled']} + {inside}" if inside else str(row["spilled"]), str(row["shared"]),
-        str(row["programs"]), str(row["code"]), " ".join(str(loop["instructions"]) for loop in row["loops"][:4]) or "–",
+        str(row["programs"]), f"{row['code']} {row['digest']}",
+        " ".join(str(loop["instructions"]) for loop in row["loops"][:4]) or "–",
     ]  # fmt: skip
 
 

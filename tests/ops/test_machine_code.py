@@ -1,4 +1,4 @@
-"""What the compiler makes of the ragged kernels on Hopper, without a GPU: loops that would wait for spills are seen."""
+"""What the compiler makes of the kernels on Hopper, without a GPU: loops that would wait for spills are seen."""
 
 import json
 import subprocess
@@ -75,14 +75,16 @@ def test_a_loop_is_found_with_what_it_spills(script: Any) -> None:
 
 
 def test_what_differs_is_shown_with_what_is_new_and_gone(script: Any) -> None:
-    def row(form: str, kernel: str, registers: int = 32) -> dict[str, Any]:
+    def row(form: str, kernel: str, registers: int = 32, digest: str = "a") -> dict[str, Any]:
         return {"form": form, "kernel": kernel, "registers": registers, "spilled": 0, "shared": 0, "programs": 16,
-                "code": 9, "loops": []}  # fmt: skip
+                "code": 9, "digest": digest, "loops": []}  # fmt: skip
 
     before = [row("a", "pool"), row("a", "place"), row("a", "delta"), row("b", "pool")]
     now = [row("a", "pool", 40), row("a", "delta"), row("a", "delta 2"), row("c", "pool")]
     found = {tuple(line[:2]): line[2] for line in script.differences(before, now)}
     assert found == {("a", "pool"): "32 → 40", ("a", "place"): "32 → –", ("a", "delta 2"): "– → 32"}
+    ((*_, code, _),) = script.differences([row("a", "pool")], [row("a", "pool", digest="b")])
+    assert code == "9 a → 9 b"  # as many instructions, and others
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,11 @@ def power_of_2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def span_of(rows: int, tile: int, programs: int) -> int:
+    """Rows of one program, where at most so many share the work: whole tiles."""
+    return max(1, -(-rows // (max(1, programs) * tile))) * tile
+
+
 def block_of(dim: int) -> int:
     """The elements of a row as kernels take them: a power of two, and enough for a product."""
     return max(16, power_of_2(dim))

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from ..dropout import COMPILED, drop
-from .hashes import hash_columns, hash_rows, member_seed
+from .hashes import hash_rows
+from .runs import begin, drops, leave, tile
 
 
 @triton.jit
@@ -58,18 +59,13 @@ def activate(
     D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """y = dropout(gelu(h + bias))."""
-    member = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    first = tl.program_id(0) * span
+    member, d, first = begin(span, BD)
     h_ptr += member * rows * D
     y_ptr += member * rows * D
     bias = tl.load(bias_ptr + member * bias_member + d, mask=d < D, other=0.0).to(tl.float32)
-    seed = member_seed(seed_ptr, member)
-    column_bits = hash_columns(seed, d)
+    seed, column_bits = drops(seed_ptr, member, d)
     for start in tl.range(first, tl.minimum(first + span, rows), BR, num_stages=STAGES):
-        row = start + tl.arange(0, BR)
-        here = (row[:, None] < rows) & (d[None, :] < D)
-        at = row[:, None] * D + d[None, :]
+        row, here, at = tile(start, rows, d, D, BR)
         h = tl.load(h_ptr + at, mask=here, other=0.0).to(tl.float32) + bias[None, :]
         y = gelu(h, y_ptr.dtype.element_ty == tl.float32)
         if DROPOUT:
@@ -83,20 +79,15 @@ def activate_backward(
     D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """dh, and partial sums of it, [members, runs, D]."""
-    member = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    first = tl.program_id(0) * span
+    member, d, first = begin(span, BD)
     dy_ptr += member * rows * D
     h_ptr += member * rows * D
     dh_ptr += member * rows * D
     bias = tl.load(bias_ptr + member * bias_member + d, mask=d < D, other=0.0).to(tl.float32)
     total = tl.zeros((BR, BD), tl.float32)
-    seed = member_seed(seed_ptr, member)
-    column_bits = hash_columns(seed, d)
+    seed, column_bits = drops(seed_ptr, member, d)
     for start in tl.range(first, tl.minimum(first + span, rows), BR, num_stages=STAGES):
-        row = start + tl.arange(0, BR)
-        here = (row[:, None] < rows) & (d[None, :] < D)
-        at = row[:, None] * D + d[None, :]
+        row, here, at = tile(start, rows, d, D, BR)
         dy = tl.load(dy_ptr + at, mask=here, other=0.0).to(tl.float32)
         h = tl.load(h_ptr + at, mask=here, other=0.0).to(tl.float32) + bias[None, :]
         below, density = normal(h, dh_ptr.dtype.element_ty == tl.float32)
@@ -105,5 +96,4 @@ def activate_backward(
             dh = drop(dh * boost, hash_rows(seed, row)[:, None], column_bits[None, :], threshold)
         total += dh
         tl.store(dh_ptr + at, dh.to(dh_ptr.dtype.element_ty), mask=here)
-    at = (member * tl.num_programs(0) + tl.program_id(0)) * D + d
-    tl.store(dbias_ptr + at, tl.sum(total, 0), mask=d < D)
+    leave(dbias_ptr, total, member, d, 0, 1, D)

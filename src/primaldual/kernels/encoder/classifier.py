@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..derivatives import differentiated_once
-from ..launching import MULTIPROCESSORS, launch_kernel, power_of_2, precision_asked
+from ..launching import MULTIPROCESSORS, launch_kernel, power_of_2, precision, span_of
 from .division import STAGES
 from .dropout import Dropout, drop_arguments
 from .sums import fold
@@ -30,8 +30,7 @@ class _Head(Function):
         members, cases, length, width = z.shape
         outputs = weight.shape[1]
         block, columns = max(16, power_of_2(outputs)), 64
-        span = -(-length * width // max(1, 5 * MULTIPROCESSORS // members))
-        span = -(-span // columns) * columns
+        span = span_of(length * width, columns, 5 * MULTIPROCESSORS // members)
         runs = -(-length * width // span)
         parts = z.new_empty(members, runs, cases, outputs, dtype=torch.float32)
         seed, numbers = drop_arguments(drop, z)
@@ -40,7 +39,7 @@ class _Head(Function):
             head_kernels.head, (runs, -(-cases // tile), members),
             (z, weight, z if padding is None else padding, seed, parts),
             (weight.stride(0), cases, length, outputs, span, *numbers, width, tile, columns, block, drop is not None,
-             padding is not None, _precision(weight)),
+             padding is not None, precision(weight)),
             stages=STAGES,
         )  # fmt: skip
         ctx.save_for_backward(z, weight, padding)
@@ -64,11 +63,7 @@ class _Head(Function):
             head_kernels.head_backward, (-(-length * width // columns), members, 1),
             (z, weight, z if padding is None else padding, seed, dscores, dz, dweight),
             (weight.stride(0), cases, length, outputs, *numbers, width, 16, columns, max(16, power_of_2(outputs)),
-             drop is not None, padding is not None, _precision(weight)),
+             drop is not None, padding is not None, precision(weight)),
             stages=STAGES,
         )  # fmt: skip
         return dz, dweight, dscores.sum(1).to(dtype), None, None
-
-
-def _precision(x: Tensor) -> str:
-    return precision_asked() if x.is_cuda else "ieee"

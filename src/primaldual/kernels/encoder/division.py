@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import launching
-from ..launching import MULTIPROCESSORS, power_of_2
+from ..launching import MULTIPROCESSORS, power_of_2, span_of
 
 TILE, STAGES = 2048, 4
 """Elements of a tile, and tiles that a program has at hand: all but one are on their way."""
@@ -48,9 +48,8 @@ def divided(x: Tensor, each: int, whole_rows: bool = False) -> Division:
     members, rows, width = x.shape
     columns = power_of_2(width) if whole_rows else columns_of(width)
     tile = max(1, TILE // columns)
-    programs = max(1, each * MULTIPROCESSORS // (members * -(-width // columns)))
-    span = -(-rows // programs)
-    return Division(members, rows, width, tile, columns, -(-span // tile) * tile)
+    programs = each * MULTIPROCESSORS // (members * -(-width // columns))
+    return Division(members, rows, width, tile, columns, span_of(rows, tile, programs))
 
 
 def columns_of(width: int) -> int:

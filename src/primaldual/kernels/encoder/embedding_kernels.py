@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from ..dropout import drop
-from .hashes import hash_columns, hash_rows, member_seed
+from .hashes import hash_rows
+from .runs import drops
 
 
 @triton.jit
@@ -28,8 +29,7 @@ def embed(
     add = tl.load(positions_ptr + member * positions_member + place, mask=here, other=0.0).to(tl.float32)
     add = (add + factor * bias[None, :]) * boost
     factor *= boost
-    seed = member_seed(seed_ptr, member)
-    column_bits = hash_columns(seed, d)
+    seed, column_bits = drops(seed_ptr, member, d)
     for case in tl.range(0, batch, num_stages=STAGES):
         at = case * length * D + place
         y = factor * tl.load(x_ptr + at, mask=here, other=0.0).to(tl.float32) + add
@@ -53,8 +53,7 @@ def embed_backward(
     place = steps[:, None] * D + d[None, :]
     total = tl.zeros((BR, BD), tl.float32)
     factor *= boost
-    seed = member_seed(seed_ptr, member)
-    column_bits = hash_columns(seed, d)
+    seed, column_bits = drops(seed_ptr, member, d)
     for case in tl.range(0, batch, num_stages=STAGES):
         at = case * length * D + place
         dy = tl.load(dy_ptr + at, mask=here, other=0.0).to(tl.float32)

@@ -9,6 +9,7 @@ import triton.language as tl
 from ..dropout import COMPILED, drop
 from .activation_kernels import gelu, normal
 from .hashes import hash_columns, hash_rows, member_seed
+from .runs import drops
 
 
 @triton.jit
@@ -87,8 +88,7 @@ def head_backward(
     output = tl.arange(0, BO)
     z_ptr += member * cases * width
     dz_ptr += member * cases * width
-    seed = member_seed(seed_ptr, member)
-    column_bits = hash_columns(seed, place)
+    seed, column_bits = drops(seed_ptr, member, place)
     inside = (output[:, None] < outputs) & (place[None, :] < width)
     weight = tl.load(
         weight_ptr + member * weight_member + output[:, None] * width + place[None, :], mask=inside, other=0.0

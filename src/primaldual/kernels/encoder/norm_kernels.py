@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from ..dropout import drop
-from .hashes import hash_columns, hash_rows, member_seed
-from .sum_kernels import sum_rows
+from ..sums import sum_of_rows
+from .hashes import hash_rows
+from .runs import begin, drops, leave, tile
 
 
 @triton.jit
@@ -18,9 +19,7 @@ def add(
     SUMS: tl.constexpr,
 ):  # fmt: skip
     """r = x + dropout(a + bias); and partial sums of r − centre and its square, [members, runs, 2, D]."""
-    member = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    first = tl.program_id(0) * span
+    member, d, first = begin(span, BD)
     x_ptr += member * rows * D
     a_ptr += member * rows * D
     r_ptr += member * rows * D
@@ -30,8 +29,7 @@ def add(
         centre = tl.load(centre_ptr + member * D + d, mask=d < D, other=0.0)
     once = tl.zeros((BR, BD), tl.float32)
     twice = tl.zeros((BR, BD), tl.float32)
-    seed = member_seed(seed_ptr, member)
-    column_bits = hash_columns(seed, d)
+    seed, column_bits = drops(seed_ptr, member, d)
     for start in tl.range(first, tl.minimum(first + span, rows), BR, num_stages=STAGES):
         row = start + tl.arange(0, BR)
         here = (row[:, None] < rows) & (d[None, :] < D)
@@ -46,9 +44,8 @@ def add(
             once += away
             twice += away * away
     if SUMS:
-        at = (member * tl.num_programs(0) + tl.program_id(0)) * 2 * D + d
-        tl.store(sums_ptr + at, tl.sum(once, 0), mask=d < D)
-        tl.store(sums_ptr + at + D, tl.sum(twice, 0), mask=d < D)
+        leave(sums_ptr, once, member, d, 0, 2, D)
+        leave(sums_ptr, twice, member, d, 1, 2, D)
 
 
 @triton.jit
@@ -61,8 +58,8 @@ def batch_moments(
     d = tl.program_id(0) * BD + tl.arange(0, BD)
     here = d < D
     sums_ptr += member * runs * 2 * D
-    once = sum_rows(sums_ptr, runs, 2 * D, d, D, BD, BP) / rows
-    twice = sum_rows(sums_ptr + D, runs, 2 * D, d, D, BD, BP) / rows
+    once = sum_of_rows(sums_ptr, 0, runs, 2 * D, d, D, BD, BP) / rows
+    twice = sum_of_rows(sums_ptr + D, 0, runs, 2 * D, d, D, BD, BP) / rows
     old_mean = tl.load(mean_ptr + member * D + d, mask=here, other=0.0)
     old_variance = tl.load(variance_ptr + member * D + d, mask=here, other=0.0)
     mean = old_mean + once
@@ -80,9 +77,7 @@ def batch_normal(
     D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """y = (r − mean) / deviation · weight + bias."""
-    member = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    first = tl.program_id(0) * span
+    member, d, first = begin(span, BD)
     r_ptr += member * rows * D
     y_ptr += member * rows * D
     mean = tl.load(moments_ptr + member * 2 * D + d, mask=d < D, other=0.0)
@@ -90,9 +85,7 @@ def batch_normal(
     scale *= tl.load(weight_ptr + member * weight_member + d, mask=d < D, other=0.0)
     bias = tl.load(bias_ptr + member * weight_member + d, mask=d < D, other=0.0)
     for start in tl.range(first, tl.minimum(first + span, rows), BR, num_stages=STAGES):
-        row = start + tl.arange(0, BR)
-        here = (row[:, None] < rows) & (d[None, :] < D)
-        at = row[:, None] * D + d[None, :]
+        _, here, at = tile(start, rows, d, D, BR)
         r = tl.load(r_ptr + at, mask=here, other=0.0).to(tl.float32)
         y = (r - mean[None, :]) * scale[None, :] + bias[None, :]
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=here)
@@ -104,9 +97,7 @@ def batch_sums(
     D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of dy and of dy · (r − mean) / deviation, [members, runs, 2, D]."""
-    member = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    first = tl.program_id(0) * span
+    member, d, first = begin(span, BD)
     dy_ptr += member * rows * D
     r_ptr += member * rows * D
     mean = tl.load(moments_ptr + member * 2 * D + d, mask=d < D, other=0.0)
@@ -114,16 +105,13 @@ def batch_sums(
     once = tl.zeros((BR, BD), tl.float32)
     product = tl.zeros((BR, BD), tl.float32)
     for start in tl.range(first, tl.minimum(first + span, rows), BR, num_stages=STAGES):
-        row = start + tl.arange(0, BR)
-        here = (row[:, None] < rows) & (d[None, :] < D)
-        at = row[:, None] * D + d[None, :]
+        _, here, at = tile(start, rows, d, D, BR)
         dy = tl.load(dy_ptr + at, mask=here, other=0.0).to(tl.float32)
         r = tl.load(r_ptr + at, mask=here, other=0.0).to(tl.float32)
         once += dy
         product += dy * ((r - mean[None, :]) * scale[None, :])
-    at = (member * tl.num_programs(0) + tl.program_id(0)) * 2 * D + d
-    tl.store(sums_ptr + at, tl.sum(once, 0), mask=d < D)
-    tl.store(sums_ptr + at + D, tl.sum(product, 0), mask=d < D)
+    leave(sums_ptr, once, member, d, 0, 2, D)
+    leave(sums_ptr, product, member, d, 1, 2, D)
 
 
 @triton.jit
@@ -136,9 +124,7 @@ def batch_backward(
 
     It takes the gradients of bias and weight, [members, 2, D]: the sums of what `batch_sums` gives.
     """
-    member = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(1) * BD + tl.arange(0, BD)
-    first = tl.program_id(0) * span
+    member, d, first = begin(span, BD)
     dy_ptr += member * rows * D
     r_ptr += member * rows * D
     dr_ptr += member * rows * D
@@ -149,8 +135,7 @@ def batch_backward(
     shift = tl.load(gradients_ptr + member * 2 * D + d, mask=d < D, other=0.0) / rows * scale
     slope = tl.load(gradients_ptr + member * 2 * D + D + d, mask=d < D, other=0.0) / rows * rate * scale
     total = tl.zeros((BR, BD), tl.float32)
-    seed = member_seed(seed_ptr, member)
-    column_bits = hash_columns(seed, d)
+    seed, column_bits = drops(seed_ptr, member, d)
     for start in tl.range(first, tl.minimum(first + span, rows), BR, num_stages=STAGES):
         row = start + tl.arange(0, BR)
         here = (row[:, None] < rows) & (d[None, :] < D)
@@ -163,8 +148,7 @@ def batch_backward(
             dr = drop(dr * boost, hash_rows(seed, row)[:, None], column_bits[None, :], threshold)
             tl.store(da_ptr + at, dr.to(da_ptr.dtype.element_ty), mask=here)
         total += tl.where(here, dr, 0.0)
-    at = (member * tl.num_programs(0) + tl.program_id(0)) * D + d
-    tl.store(dbias_ptr + at, tl.sum(total, 0), mask=d < D)
+    leave(dbias_ptr, total, member, d, 0, 1, D)
 
 
 @triton.jit
@@ -204,8 +188,7 @@ def layer_backward(
     member = tl.program_id(2).to(tl.int64)
     d = tl.arange(0, BD)
     first = tl.program_id(0) * span
-    seed = member_seed(seed_ptr, member)
-    column_bits = hash_columns(seed, d)
+    seed, column_bits = drops(seed_ptr, member, d)
     weight = tl.load(weight_ptr + member * weight_member + d, mask=d < D, other=0.0)
     once = tl.zeros((BR, BD), tl.float32)
     product = tl.zeros((BR, BD), tl.float32)
@@ -231,7 +214,6 @@ def layer_backward(
             dr = drop(dr * boost, hash_rows(seed, row)[:, None], column_bits[None, :], threshold)
             tl.store(da_ptr + at, dr.to(da_ptr.dtype.element_ty), mask=here)
         total += dr
-    at = (member * tl.num_programs(0) + tl.program_id(0)) * 3 * D + d
-    tl.store(sums_ptr + at, tl.sum(once, 0), mask=d < D)
-    tl.store(sums_ptr + at + D, tl.sum(product, 0), mask=d < D)
-    tl.store(sums_ptr + at + 2 * D, tl.sum(total, 0), mask=d < D)
+    leave(sums_ptr, once, member, d, 0, 3, D)
+    leave(sums_ptr, product, member, d, 1, 3, D)
+    leave(sums_ptr, total, member, d, 2, 3, D)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..derivatives import differentiated_once
-from ..launching import MULTIPROCESSORS, block_of, empty_like_heads, launch_kernel, precision_asked
+from ..launching import MULTIPROCESSORS, block_of, empty_like_heads, launch_kernel, precision_asked, span_of, strides_of
 from . import causal_kernels, kernels
 
 PROGRAMS = 4 * MULTIPROCESSORS
@@ -84,13 +84,13 @@ def linear_attention(
         if not is_causal or spans > 1:
             _launch(
                 kernels.sum_keys, (B * H, spans, 1), (k, v, w, shift, scale, omega, partial),
-                (k.stride(), v.stride(), _strides(w), H, S, span), q, v, omega, S,
+                (k.stride(), v.stride(), strides_of(w), H, S, span), q, v, omega, S,
             )  # fmt: skip
         if is_causal:
             state = _sum_before(partial) if spans > 1 else state.zero_()
             _launch(
                 causal_kernels.attend_causal, (B * H, spans, 1), (q, k, v, w, shift, scale, omega, state, out),
-                (q.stride(), k.stride(), v.stride(), _strides(w), out.stride(), H, L, S, span), q, v, omega, L, S,
+                (q.stride(), k.stride(), v.stride(), strides_of(w), out.stride(), H, L, S, span), q, v, omega, L, S,
             )  # fmt: skip
         else:
             state, span = partial.sum(2), _span(q, L)
@@ -136,14 +136,14 @@ def linear_attention_backward(
             _launch(
                 causal_kernels.causal_query_gradients, (B * H, spans, 1),
                 (q, k, v, grad, w, shift, scale, omega, state, grad_q, partial, moments, normalizer, deltas),
-                (q.stride(), k.stride(), v.stride(), grad.stride(), _strides(w), grad_q.stride(), H, L, S, span),
+                (q.stride(), k.stride(), v.stride(), grad.stride(), strides_of(w), grad_q.stride(), H, L, S, span),
                 q, v, omega, L, S,
             )  # fmt: skip
             after = _sum_before(partial, reverse=True)
             _launch(
                 causal_kernels.causal_key_gradients, (B * H, spans, 1),
                 (q, k, v, grad, w, shift, scale, omega, after, normalizer, deltas, grad_k, grad_v, grad_w, key_moments),
-                (q.stride(), k.stride(), v.stride(), grad.stride(), _strides(w), grad_k.stride(), grad_v.stride(),
+                (q.stride(), k.stride(), v.stride(), grad.stride(), strides_of(w), grad_k.stride(), grad_v.stride(),
                  H, L, S, span), q, v, omega, L, S,
             )  # fmt: skip
         else:
@@ -155,7 +155,7 @@ def linear_attention_backward(
             _launch(
                 kernels.key_gradients, (B * H, key_spans, 1),
                 (k, v, w, shift, scale, omega, state, partial.sum(2), grad_k, grad_v, grad_w, key_moments),
-                (k.stride(), v.stride(), _strides(w), grad_k.stride(), grad_v.stride(), H, S, key_span),
+                (k.stride(), v.stride(), strides_of(w), grad_k.stride(), grad_v.stride(), H, S, key_span),
                 q, v, omega, S,
             )  # fmt: skip
     if moments is not None and key_moments is not None and scale is not None:
@@ -252,18 +252,13 @@ def _launch(
 
 
 def _span(q: Tensor, rows: int) -> int:
-    """Rows of one program: multiples of the tile, for up to PROGRAMS programs over all heads."""
-    splits = max(1, PROGRAMS // max(1, q.shape[0] * q.shape[1]))
-    return max(1, -(-rows // (splits * TILE))) * TILE
+    """Rows of one program, for up to PROGRAMS programs over all heads."""
+    return span_of(rows, TILE, PROGRAMS // max(1, q.shape[0] * q.shape[1]))
 
 
 def _count(rows: int, span: int) -> int:
     """Programs to a head."""
     return max(1, -(-rows // span))
-
-
-def _strides(weight: Tensor | None) -> tuple[int, ...]:
-    return (0, 0, 0) if weight is None else weight.stride()
 
 
 def _sum_before(states: Tensor, reverse: bool = False) -> Tensor:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..sums import sum_of_rows, window_size
+
 
 @triton.jit
 def _copied(
@@ -39,6 +41,15 @@ def _over_chunks(sums_ptr, chunks, stride, d, D: tl.constexpr, BC: tl.constexpr)
     for chunk in range(chunks):
         total += tl.load(sums_ptr + chunk * stride + d, mask=d < D, other=0.0)
     return total
+
+
+@triton.jit
+def _times_beta(x, beta_ptr, head, beta, LEARNED: tl.constexpr):
+    """β x, where β is learned that of the head."""
+    if LEARNED:
+        return x * tl.load(beta_ptr + head).to(tl.float32)
+    else:
+        return x * beta
 
 
 @triton.jit
@@ -85,10 +96,7 @@ def assemble(
         tl.store(own, total, mask=d < D)
         tl.store(own + 2 * E, of_v, mask=d < D)
     if PHASE != 1:
-        if LEARNED:
-            dmean = -total * tl.load(beta_ptr + head).to(tl.float32)
-        else:
-            dmean = -total * beta
+        dmean = _times_beta(-total, beta_ptr, head, beta, LEARNED)
         if not HAS_SHARE:
             dmean /= N
         of_k = _copied(
@@ -117,26 +125,15 @@ def columns(
         share = tl.load(share_ptr + batch * N + n, mask=n < N, other=0.0)[:, None]
         x = tl.where(share > 0, x * share, 0.0)  # a padded token may hold anything
     if SCALE > 1:
-        x *= (1.0 / tl.maximum(tl.minimum(N - n // SCALE * SCALE, SCALE), 1).to(tl.float32))[:, None]
+        x *= (1.0 / window_size(n // SCALE * SCALE, N, SCALE).to(tl.float32))[:, None]
     tl.store(sums_ptr + tl.program_id(2).to(tl.int64) * sums_batch + tl.program_id(0) * C + c, tl.sum(x, 0), mask=c < C)
-
-
-@triton.jit
-def _over_blocks(sums_ptr, blocks, stride, c, C, BB: tl.constexpr, BC: tl.constexpr):
-    """The sum of so many rows of sums."""
-    found = tl.zeros((BB, BC), tl.float32)
-    for first in range(0, blocks, BB):
-        b = first + tl.arange(0, BB)
-        here = (b[:, None] < blocks) & (c[None, :] < C)
-        found += tl.load(sums_ptr + b[:, None] * stride + c[None, :], mask=here, other=0.0)
-    return tl.sum(found, 0)
 
 
 @triton.jit
 def total(sums_ptr, out_ptr, R, C, BR: tl.constexpr, BC: tl.constexpr):
     """The sum of R rows of C columns."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
-    found = _over_blocks(sums_ptr, R, C, c, C, BR, BC)
+    found = sum_of_rows(sums_ptr, 0, R, C, c, C, BC, BR)
     tl.store(out_ptr + c, found.to(out_ptr.dtype.element_ty), mask=c < C)
 
 
@@ -161,7 +158,7 @@ def _means(x_ptr, out_ptr, block, c, N, E, SCALE: tl.constexpr, BN: tl.constexpr
     else:
         for t in range(SCALE):
             mean += _tokens(at, t, first, here, N, E)
-    mean *= (1.0 / tl.maximum(tl.minimum(N - first, SCALE), 1).to(tl.float32))[:, None]
+    mean *= (1.0 / window_size(first, N, SCALE).to(tl.float32))[:, None]
     if SCALE > 1:
         tl.store(out_ptr + window[:, None] * E + c[None, :], mean.to(out_ptr.dtype.element_ty), mask=here)
     return tl.sum(mean, 0)
@@ -210,7 +207,7 @@ def shift(
     weight_ptr += head * D * E
     for first in range(0, E, BE):
         e = first + tl.arange(0, BE)
-        inputs = _over_blocks(sums_ptr, blocks, E, e, E, BB, BE)
+        inputs = sum_of_rows(sums_ptr, 0, blocks, E, e, E, BE, BB)
         weight = tl.load(
             weight_ptr + d[:, None] * E + e[None, :], mask=(d[:, None] < D) & (e[None, :] < E), other=0.0
         ).to(tl.float32)
@@ -223,10 +220,7 @@ def shift(
         mean += bias
     at = (batch * H + head) * D + d
     tl.store(mean_ptr + at, mean, mask=d < D)
-    if LEARNED:
-        mean *= tl.load(beta_ptr + head).to(tl.float32)
-    else:
-        mean *= beta
+    mean = _times_beta(mean, beta_ptr, head, beta, LEARNED)
     tl.store(shift_ptr + at, mean, mask=d < D)
 
 
@@ -256,11 +250,8 @@ def finish(
         total = tl.sum(tl.load(at, mask=here, other=0.0).to(tl.float32), 0)
         tl.store(sums_ptr + (batch * tl.num_programs(0) + block) * H * D + head * D + d, total, mask=d < D)
     elif RECENTRED and block * BN < points:
-        share = _over_blocks(dq_ptr + batch * of_queries * H * D + head * D, of_queries, H * D, d, D, BB, BD) / points
-        if LEARNED:
-            share *= tl.load(beta_ptr + head).to(tl.float32)
-        else:
-            share *= beta
+        share = sum_of_rows(dq_ptr + batch * of_queries * H * D + head * D, 0, of_queries, H * D, d, D, BD, BB) / points
+        share = _times_beta(share, beta_ptr, head, beta, LEARNED)
         grad = tl.load(at, mask=here, other=0.0).to(tl.float32) - share[None, :]
         tl.store(at, grad.to(grad_ptr.dtype.element_ty), mask=here)
 
@@ -280,12 +271,9 @@ def spread(
     d = tl.arange(0, BD)
     scale = tl.load(table_ptr + head * 2).to(tl.int32)
     windows = tl.load(table_ptr + head * 2 + 1).to(tl.float32)
-    total = _over_blocks(dq_ptr + batch * blocks * E + head * D, blocks, E, d, D, BB, BD)
-    if LEARNED:
-        total *= tl.load(beta_ptr + head).to(tl.float32)
-    else:
-        total *= beta
-    size = tl.maximum(tl.minimum(N - n // scale * scale, scale), 1).to(tl.float32)
+    total = sum_of_rows(dq_ptr + batch * blocks * E + head * D, 0, blocks, E, d, D, BD, BB)
+    total = _times_beta(total, beta_ptr, head, beta, LEARNED)
+    size = window_size(n // scale * scale, N, scale).to(tl.float32)
     here = (n[:, None] < N) & (d[None, :] < D)
     at = dk_ptr + batch * dk_batch + n[:, None] * dk_row + head * D + d[None, :]
     dk = tl.load(at, mask=here, other=0.0).to(tl.float32) - (1.0 / (windows * size))[:, None] * total[None, :]
@@ -304,9 +292,9 @@ def biases(
     part = tl.program_id(1)
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     if part == 2:
-        found = _over_blocks(dv_ptr, RV, E, c, E, BR, BC)
+        found = sum_of_rows(dv_ptr, 0, RV, E, c, E, BC, BR)
     else:
-        found = _over_blocks(dq_ptr, RQ, E, c, E, BR, BC)
+        found = sum_of_rows(dq_ptr, 0, RQ, E, c, E, BC, BR)
         if part == 1:
             if LEARNED:
                 found *= -tl.load(beta_ptr + c // D, mask=c < E, other=0.0).to(tl.float32)
@@ -332,7 +320,7 @@ def unpool(dx_ptr, points_ptr, table_ptr, N, E, G: tl.constexpr, BN: tl.constexp
         windows = tl.load(table_ptr + group * 3 + 1)
         offset = tl.load(table_ptr + group * 3 + 2)
         window = rows // scale
-        share = 1.0 / tl.maximum(tl.minimum(N - window * scale, scale), 1).to(tl.float32)
+        share = 1.0 / window_size(window * scale, N, scale).to(tl.float32)
         point = points_ptr + (offset + batch * windows) * E + window[:, None] * E + c[None, :]
         total += tl.load(point, mask=here, other=0.0).to(tl.float32) * share[:, None]
     tl.store(at, total.to(dx_ptr.dtype.element_ty), mask=here)

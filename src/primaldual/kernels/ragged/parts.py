@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..dropout import COMPILED, mix
+from ..sums import window_size
 
 LOG2E = tl.constexpr(1.4426950408889634)
 OWN = tl.constexpr(1 << 30)  # the column, to dropout, of a query's own point
@@ -89,7 +90,7 @@ def taken_off(
 @triton.jit
 def row_share(at, rows, window):
     """Of a row in the mean over the means of windows, of which the last may not be whole."""
-    size = tl.maximum(tl.minimum(rows - at // window * window, window), 1)
+    size = window_size(at // window * window, rows, window)
     return 1.0 / (size * ((rows + window - 1) // window)).to(tl.float32)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..sums import sum_of_rows, window_size
 from .parts import begin, lead, load, points_of, row_share, store, taken_off
 
 
@@ -39,8 +40,8 @@ def pool(
         for point in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):
             first, stop = point * window, tl.minimum(point * window + window, tokens)
             share = 1.0 / tl.maximum(stop - first, 1).to(tl.float32)
-            k_mean = _sum_of(k_ptr, first, stop, k_row, d, D, BLOCK_D, BN) * share
-            v_mean = _sum_of(v_ptr, first, stop, v_row, dv, DV, BLOCK_DV, BN) * share
+            k_mean = sum_of_rows(k_ptr, first, stop, k_row, d, D, BLOCK_D, BN) * share
+            v_mean = sum_of_rows(v_ptr, first, stop, v_row, dv, DV, BLOCK_DV, BN) * share
             k_at, v_at = k_out_ptr + point * k_stride + d, v_out_ptr + point * v_stride + dv
             tl.store(k_at, k_mean.to(k_out_ptr.dtype.element_ty), mask=(point < count) & (d < D))
             tl.store(v_at, v_mean.to(v_out_ptr.dtype.element_ty), mask=(point < count) & (dv < DV))
@@ -56,8 +57,7 @@ def pool(
             k = tl.load(k_ptr + rows[:, None] * k_row + d[None, :], mask=here & (d[None, :] < D), other=0.0)
             v = tl.load(v_ptr + rows[:, None] * v_row + dv[None, :], mask=here & (dv[None, :] < DV), other=0.0)
             points = block * whole + place
-            size = tl.minimum(tokens - points * window, window)
-            share = (1.0 / tl.maximum(size, 1).to(tl.float32))[:, None]
+            share = (1.0 / window_size(points * window, tokens, window).to(tl.float32))[:, None]
             k_mean = tl.dot(belongs, k, input_precision="ieee") * share
             v_mean = tl.dot(belongs, v, input_precision="ieee") * share
             limit = tl.minimum(block * whole + whole, count)
@@ -66,17 +66,6 @@ def pool(
             if HAS_SUM:
                 total = tl.sum(tl.where((points < limit)[:, None], k_mean, 0.0), 0)
                 tl.store(sum_ptr + block * D + d, total, mask=d < D)
-
-
-@triton.jit
-def _sum_of(ptr, first, stop, row, d, D: tl.constexpr, BLOCK_D: tl.constexpr, BN: tl.constexpr):
-    """The sum of the rows from `first` to `stop`, [BLOCK_D]."""
-    total = tl.zeros((BN, BLOCK_D), tl.float32)
-    for start in range(first, stop, BN):
-        rows = start + tl.arange(0, BN)
-        here = (rows < stop)[:, None] & (d[None, :] < D)
-        total += tl.load(ptr + rows[:, None] * row + d[None, :], mask=here, other=0.0).to(tl.float32)
-    return tl.sum(total, 0)
 
 
 @triton.jit
