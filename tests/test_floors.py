@@ -7,6 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from primaldual.ops import EXECUTORS
+from primaldual.ops.layer import ROUTES
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "primaldual"
 ROOF = "primaldual"
@@ -19,8 +24,13 @@ def floors() -> list[str]:
     return [name for row in rows for name in re.findall(r"`(\w+)/`", row)]
 
 
-def imports(path: Path, source: str) -> Iterator[tuple[str, int]]:
-    """The top package of every import of the library, also inside functions, with its line."""
+def files() -> list[Path]:
+    """Every module in a package of the library."""
+    return [path for path in SOURCE.rglob("*.py") if path.parent != SOURCE]
+
+
+def modules(path: Path, source: str) -> Iterator[tuple[list[str], int]]:
+    """The parts of every name that is imported, also inside functions, with its line."""
     package = ("primaldual", *path.relative_to(SOURCE).parts[:-1])
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -31,9 +41,14 @@ def imports(path: Path, source: str) -> Iterator[tuple[str, int]]:
             found = [[*module, alias.name] for alias in node.names]
         else:
             continue
-        for parts in found:
-            if parts[0] == "primaldual":
-                yield (parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else ROOF), node.lineno
+        yield from ((parts, node.lineno) for parts in found)
+
+
+def imports(path: Path, source: str) -> Iterator[tuple[str, int]]:
+    """The top package of every import of the library."""
+    for parts, line in modules(path, source):
+        if parts[0] == "primaldual":
+            yield (parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else ROOF), line
 
 
 def climbs(path: Path, source: str, order: list[str]) -> list[str]:
@@ -51,8 +66,7 @@ def test_every_package_is_a_floor_that_contributing_lists_once():
 
 def test_imports_go_down_and_never_up():
     order = floors()
-    files = [path for path in SOURCE.rglob("*.py") if path.parent != SOURCE]
-    assert not [one for path in files for one in climbs(path, path.read_text("utf-8"), order)]
+    assert not [one for path in files() for one in climbs(path, path.read_text("utf-8"), order)]
 
 
 def test_an_import_inside_a_function_is_seen_however_it_is_written():
@@ -61,6 +75,49 @@ def test_an_import_inside_a_function_is_seen_however_it_is_written():
         assert climbs(path, f"def f():\n    {line}", order) == ["kernels/ragged/x.py:2 imports nn"]
     assert climbs(path, "from ... import __version__", order) == ["kernels/ragged/x.py:1 imports primaldual"]
     assert not climbs(path, "from ...base import files\nfrom .. import plan\nimport torch", order)
+
+
+def test_kernels_are_launched_in_the_machine_room_alone():
+    names = {path: [".".join(parts) for parts, _ in modules(path, path.read_text("utf-8"))] for path in files()}
+    kernels = SOURCE / "kernels"
+    device_code = [
+        ".".join(("primaldual", *path.relative_to(SOURCE).with_suffix("").parts))
+        for path, found in names.items()
+        if kernels in path.parents and "triton" in found
+    ]
+    assert "primaldual.kernels.encoder.update_kernel" in device_code
+    for path, found in names.items():
+        if kernels not in path.parents:
+            assert not [
+                name for name in found if f"{name}.".startswith(("triton.", *(f"{d}." for d in device_code)))
+            ], path
+
+
+def bare_launches(path: Path, source: str) -> list[str]:
+    """Calls of the form kernel[grid](...) or kernel.warmup(...), which only `launching` makes."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [
+        f"{path.relative_to(SOURCE)}:{call.lineno}"
+        for call in calls
+        if isinstance(call.func, ast.Subscript) or (isinstance(call.func, ast.Attribute) and call.func.attr == "warmup")
+    ]
+
+
+def test_every_launch_in_the_machine_room_goes_through_one_place():
+    place = SOURCE / "kernels" / "launching.py"
+    for path in (SOURCE / "kernels").rglob("*.py"):
+        found = bare_launches(path, path.read_text("utf-8"))
+        assert bool(found) if path == place else not found, found
+    source = "def f(x):\n    kernels.add[work.grid](x)\n    add[(\n        1,\n    )](x)\n    launch(add, x[0])"
+    assert bare_launches(place, source) == ["kernels/launching.py:2", "kernels/launching.py:3"]
+
+
+@pytest.mark.parametrize("among", [EXECUTORS, ROUTES], ids=["executors", "routes of a layer"])
+def test_what_a_plan_chooses_among_does_not_import_one_another(among):
+    paths = {module.__name__: Path(str(module.__file__)) for module in among.values()}
+    for name, path in paths.items():
+        found = {".".join((*parts, "")) for parts, _ in modules(path, path.read_text("utf-8"))}
+        assert not [other for other in paths if any(one.startswith(f"{other}.") for one in found)], name
 
 
 def test_every_package_says_in_its_docstring_what_lives_there():

@@ -8,15 +8,18 @@ import pytest
 import torch
 
 from primaldual.bench import training
+from primaldual.bench.long_case import LongCase
+from primaldual.bench.rivals import LongLoop, SeriesLoop
 from primaldual.bench.training import TrainingBench
 from primaldual.bench.training_case import TrainingCase
 from primaldual.bench.training_plot import training_plot
 from primaldual.bench.training_targets import REFERENCE, TARGETS, results_tables, targets_table, verdicts
 from primaldual.data import manifest
-from primaldual.paper.job import blank
+from primaldual.paper.families import blank
 from primaldual.paper.recipes import recipe_for
 
 CPU = torch.device("cpu")
+LONG = ("lra-listops", "lra-text", "lra-retrieval", "lra-image")
 SMALL = TrainingCase("JapaneseVowels", seeds=2, dtype="float32", batch=4, steps=8)
 FIGURES = ("ms_per_step_per_seed", "rival_ms_per_step_per_seed", "ratio")
 
@@ -28,6 +31,8 @@ def made(case, ms, peak=2**30):
     record |= {"d_model": sizes.d_model, "layers": sizes.layers, "error": None, "executor": "sdpa", "ratio": 0.1}
     record |= {"ms_per_step_per_seed": ms, "rival_ms_per_step_per_seed": 10 * ms, "steps_per_second": 1e3 / ms}
     record |= {"peak_bytes_per_seed": peak, "rival_peak_bytes_per_seed": 4 * peak}
+    if case.dataset not in REFERENCE:
+        return record | {"memory_ratio": 0.1}
     return record | {"reference": REFERENCE[case.dataset]._asdict()}
 
 
@@ -91,7 +96,7 @@ def test_time_is_divided_by_the_seeds(monkeypatch):
 
 def test_the_rival_takes_a_step_of_the_same_recipe():
     data = SMALL.data()
-    loop = training._Loop(SMALL, data, CPU)
+    loop = SeriesLoop(SMALL, data, CPU)
     before = [p.detach().clone() for p in loop.model.parameters()]
     loop(torch.arange(4))
     assert loop.model.training and loop.model.config.impl == "sdpa"
@@ -101,6 +106,32 @@ def test_the_rival_takes_a_step_of_the_same_recipe():
     assert norm <= SMALL.recipe.clip * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("name", LONG)
+def test_a_step_on_long_sequences_is_measured_against_written_out_softmax(name, monkeypatch):
+    monkeypatch.setattr(training, "SAMPLE_SECONDS", 1e-3)
+    case = LongCase(name, "bn+sh", seeds=1, dtype="float32", batch=2, steps=64)
+    record = TrainingBench(CPU, repeats=3, budget=0.0).measure(case)
+    assert record["error"] is None, record["error"]
+    assert (record["batch"], record["length"], record["heads"], record["full_size"]) == (2, 64, 2, False)
+    assert LongCase(name).full_size and LongCase(name).length == record["length"] * {"lra-image": 16}.get(
+        name, 32 if name == "lra-listops" else 64
+    )
+
+
+def test_written_out_softmax_is_the_model_s_own():
+    case = LongCase("lra-retrieval", dtype="float32", batch=2, steps=32)
+    task, rows = case.task(case.data()), torch.arange(2)
+    loop = LongLoop(task, case.recipe, CPU)
+    batch = task.take(loop.tensors, rows)
+    assert bool(batch[1].any())
+    model = task.build().eval()
+    loop.model.eval().load_state_dict({n.replace("in_proj_", ""): x for n, x in model.state_dict().items()})
+    torch.testing.assert_close(loop.model(*batch[:2]), model(*batch[:2]), rtol=1e-5, atol=1e-6)
+    before = [p.detach().clone() for p in loop.model.parameters()]
+    loop(rows)
+    assert any(not torch.equal(a, b) for a, b in zip(before, loop.model.parameters(), strict=True))
+
+
 def test_a_refused_case_becomes_a_record_that_says_why():
     record = TrainingBench(CPU, repeats=3).measure(TrainingCase("Heartbeat", impl="ragged", batch=2, steps=8))
     assert "impl='ragged' cannot compute this" in record["error"] and "ratio" not in record
@@ -108,12 +139,18 @@ def test_a_refused_case_becomes_a_record_that_says_why():
 
 def test_verdicts_are_those_of_the_cases_that_the_targets_name():
     cases = [TrainingCase(name, impl=impl) for name in REFERENCE for impl in ("auto", "sdpa")]
-    content = of_an_h200([made(case, 4.0) for case in cases])
+    cases += [LongCase(name) for name in LONG]
+    records = [made(case, 4.0) for case in cases]
+    records += [made(LongCase(name, "bn+sh"), 3.0) for name in ("lra-text", "lra-retrieval")]
+    content = of_an_h200(records)
     found = {(t["name"], t["figure"]): t["met"] for t in content["targets"]}
     assert len(found) == len(TARGETS)
     assert found["EthanolConcentration, library kernels", "ms_per_step_per_seed"] is True
     assert found["EthanolConcentration", "ms_per_step_per_seed"] is False
     assert found["EthanolConcentration", "peak_bytes_per_seed"] is True
+    assert found["lra-listops", "ms_per_step_per_seed"] is False and found["lra-text", "memory_ratio"] is True
+    (ratio,) = (t["value"] for t in content["targets"] if t["name"] == "lra-text, bn+sh ÷ softmax")
+    assert ratio == 0.75
     assert targets_table(content).row_count == len(TARGETS)
     assert training_plot(content).startswith(b"\x89PNG")
     for other in ({"seeds": 4}, {"batch": 8}, {"mechanism": "bn"}):

@@ -25,4 +25,4 @@ def short_series(monkeypatch) -> None:
         short = name in ("JapaneseVowels", "BasicMotions")
         return replace(toy(40), name=name) if short else load(name, *given, **options)
 
-    monkeypatch.setattr("primaldual.paper.engine.load", load_short)
+    monkeypatch.setattr("primaldual.paper.families.load", load_short)

@@ -64,11 +64,12 @@ def test_kernels_writes_a_table_a_record_and_a_picture(tmp_path, monkeypatch):
 
 def test_layers_write_where_results_belong(tmp_path, monkeypatch, quick_ceilings):
     monkeypatch.chdir(tmp_path)
-    result = call("layers", *TINY, "--mechanisms", "bn+sh", "--scales", "1,1,2,2", "--no-plot", "--steps", "forward")
+    options = ("--mechanisms", "bn+sh", "--scales", "1,1,2,2", "--no-plot", "--steps", "forward", "--impl", "separate")
+    result = call("layers", *TINY, *options)
     assert result.exit_code == 0, result.output
     assert [file.name for file in (tmp_path / "results" / "cpu").iterdir()] == ["layers.json"]
     content = json.loads((tmp_path / "results" / "cpu" / "layers.json").read_text())
-    assert {r["subject"] for r in content["records"]} == {"layers"}
+    assert {(r["subject"], r["impl"], r["error"]) for r in content["records"]} == {("layers", "separate", None)}
     assert "--no-plot" in content["environment"]["command"]
 
 
@@ -107,6 +108,7 @@ def test_a_record_that_cannot_be_written_is_one_line(tmp_path, quick_ceilings):
         (("--mode", "captured"), "needs a CUDA device"),
         (("--tf32",), "--tf32 needs a CUDA device"),
         (("--impl", "magic"), "--impl must be one of auto"),
+        (("--impl", "pooled"), "--impl must be one of auto"),  # a route, which layers have
         (("--dropout", "1"), "--dropout must be in [0, 1)"),
         (("--steps", "sideways"), "--steps takes forward"),
         (("--preset", "dreams"), "--preset must be targets"),
@@ -172,7 +174,7 @@ def test_training_writes_a_table_a_record_and_a_picture(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--only", "Hartbeat"), "--only got 'Hartbeat'; did you mean Heartbeat?"),
+        (("--only", "Hartbeat"), "; got 'Hartbeat'; did you mean 'Heartbeat'?"),
         (("--only", "zzz"), "--only takes EthanolConcentration"),
         (("--only", ","), "nothing to measure"),
         (("--mechanisms", "softmx"), "did you mean 'softmax'"),

@@ -1,6 +1,5 @@
 """`primaldual certify` prints what was measured, and its exit status says whether it holds."""
 
-import importlib
 import json
 import re
 
@@ -9,9 +8,8 @@ from typer.testing import CliRunner, Result
 
 import primaldual
 from primaldual.cli import app
-from primaldual.regression.certify import certify
-
-module = importlib.import_module("primaldual.regression.certify")
+from primaldual.regression import claims
+from primaldual.regression.claims import certify
 
 
 def call(*arguments: str, columns: int = 160) -> Result:
@@ -76,13 +74,13 @@ def test_json_of_the_defaults_is_strict_and_complete():
 
 @pytest.mark.parametrize("arguments", [("softmax",), ("--all",), ("softmax", "--json"), ("--all", "--json")])
 def test_a_failure_is_named_and_sets_the_exit_status(monkeypatch, arguments):
-    right = module.attention
+    right = claims.attention
 
     def wrong(q, k, v, primal, **given):
         out = right(q, k, v, primal, **given)
         return out * 1.001 if primal == primaldual.mechanism("softmax") else out
 
-    monkeypatch.setattr(module, "attention", wrong)
+    monkeypatch.setattr(claims, "attention", wrong)
     result = call(*arguments)
     assert result.exit_code == 1
     if "--json" in arguments:

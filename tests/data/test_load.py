@@ -200,10 +200,14 @@ def test_the_manifest_holds_the_papers_sets():
 
 
 def test_a_set_that_is_nowhere_is_an_error_that_says_where_it_was_sought(tmp_path):
-    with pytest.raises(DataNotFoundError, match=rf"JapaneseVowel in {tmp_path} .* Did you mean JapaneseVowels"):
+    with pytest.raises(DataNotFoundError, match=rf"JapaneseVowel in {tmp_path} .* did you mean 'JapaneseVowels'"):
         load("JapaneseVowel", tmp_path, offline=True)
     with pytest.raises(DataNotFoundError, match="does not exist"):
         load("Toy", tmp_path / "nowhere")
+    with pytest.raises(
+        DataNotFoundError, match=r"lra-text is no set of time series; primaldual\.data\.sequences\.load"
+    ):
+        load("lra-text", offline=True)
     with pytest.raises(DataError, match="letters, digits"):
         load("../Toy")
     with pytest.raises(DataError, match="give NATOPS and the data directory uea"):

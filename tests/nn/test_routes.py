@@ -59,6 +59,23 @@ def test_a_route_that_is_asked_for_is_taken_or_refused():
         MultiheadAttention(E, 4, impl="quick")
 
 
+def under_vmap(layer):
+    return torch.func.vmap(lambda one: layer(one, one, one, need_weights=False)[0])(x.unsqueeze(1)).squeeze(1)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_route_that_is_asked_for_is_taken_or_refused_where_nothing_can_be_planned(monkeypatch):
+    layers, ran = [make("sh", impl=impl) for impl in ("auto", "separate", "pooled")], []
+    expected = [reference_of(layer)(x, x, x)[0] for layer in layers]
+    for known in ("pooled", "separate"):
+        run = ROUTES[known].run
+        monkeypatch.setattr(ROUTES[known], "run", lambda p, known=known, run=run: ran.append(known) or run(p))
+    torch.testing.assert_close([under_vmap(layer) for layer in layers], expected)
+    assert ran == ["pooled", "separate", "pooled"]
+    with pytest.raises(UnsupportedError, match="impl='grouped' cannot compute this layer: "):
+        under_vmap(make("sh", impl="grouped"))
+
+
 SCALES = (1, 1, 2, 2, 4, 4, 8, 8)
 SHAPES = {128: 32, 1024: 8, 2048: 8, 4096: 8, 8192: 4, 16384: 4}
 """Length and batch of the records, 8 heads of dimension 64."""

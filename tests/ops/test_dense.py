@@ -1,47 +1,20 @@
 """The executor of weights: they are the reference's, and nothing is larger than they are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from primaldual import MultiheadAttention, attention, mechanism, mechanisms
 from primaldual.ops import plan
-from primaldual.primal import EluPlusOne, Exponential, Primal
+from primaldual.ops.plan import execute
+from primaldual.ops.problem import Problem, state
+from primaldual.primal import EluPlusOne, Exponential, Pooled, Primal
 from support.battery import CASES, HEADS, PRIMALS, exists, inputs, parameters, relative_error, runs
+from support.watch import Watch
 
 WITH_WEIGHTS = [name for name in PRIMALS if name not in ("sh-max", "sh-conv")]
-VIEWS = (
-    "view",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "transpose",
-    "slice",
-    "detach",
-    "alias",
-    "permute",
-    "split",
-    "select",
-)
-
-
-class Watch(TorchDispatchMode):
-    """The largest tensor that any operator makes, and what all of them read and write, in bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = self.moved = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.largest = max([self.largest, *(x.untyped_storage().nbytes() for x in made)])
-        if not any(view in func.__name__ for view in VIEWS):
-            touched = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)] + made
-            self.moved += sum(x.numel() * x.element_size() for x in touched)
-        return out
 
 
 @pytest.mark.parametrize("name", WITH_WEIGHTS)
@@ -113,6 +86,34 @@ def test_the_plan_knows_what_the_reference_moves(name: str, causal: bool) -> Non
         attention(q, k, v, name, impl="reference", need_weights=True, is_causal=causal)
     said = plan(q, k, v, name, impl="reference", need_weights=True, is_causal=causal).estimates["reference"].bytes
     assert 1 / 3 < watch.moved / said < 3.0
+
+
+def repeated(problem: Problem, impl: str) -> Tensor:
+    """Weights over tokens, each with that of its whole window."""
+    weights = execute(replace(problem, repeat_weights=True), impl)[1]
+    assert weights is not None
+    return weights
+
+
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
+def test_repeated_weights_are_the_reference_s(name: str) -> None:
+    primal = PRIMALS[name]
+    for case in CASES:
+        if not (exists(primal, case) and runs(primal, case, "dense")):
+            continue
+        qkv, masks = inputs(case)
+        problem = state(*qkv, primal, parameters=parameters(primal), need_weights=True, **masks)
+        torch.testing.assert_close(repeated(problem, "dense"), repeated(problem, "reference"), msg=str(case))
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "conv"])
+def test_a_repeated_weight_is_that_of_the_pooled_point_for_each_of_its_tokens(how: str) -> None:
+    q, k, v = torch.randn(3, 2, HEADS, 7, 4, dtype=torch.float64)
+    primal = Primal(training_set=Pooled((3,) * HEADS, how=how))
+    problem = state(q, k, v, primal, need_weights=True)
+    points = primal.training_set.reduce(k, v, torch.ones(1, 1, 1, 7, dtype=torch.bool), 3, {})
+    _, weights = attention(q, points.keys.squeeze(2), points.values.squeeze(2), "softmax", need_weights=True)
+    torch.testing.assert_close(repeated(problem, "dense"), weights.repeat_interleave(3, -1)[..., :7])
 
 
 def test_a_kernel_of_one_s_own_is_left_to_the_reference() -> None:

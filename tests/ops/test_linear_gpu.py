@@ -144,7 +144,7 @@ def test_any_launch(warps: int, stages: int, monkeypatch) -> None:
     """Rows in flight while others are computed with: where a product was once left reading what the next one wrote."""
     from primaldual.kernels.linear import attention as linear_triton
 
-    monkeypatch.setattr(linear_triton, "launch", lambda *_: linear_triton.Launch(64, warps, stages))
+    monkeypatch.setattr(linear_triton, "tile_of", lambda *_: linear_triton.Tile(64, warps, stages))
     monkeypatch.setattr(linear_triton, "PROGRAMS", 1)
     for length in (1000, 1024):
         check("elu", (length, length, 64, 64), torch.bfloat16)

@@ -238,14 +238,14 @@ def test_autocast_computes_at_its_dtype(calls: list) -> None:
     assert calls[0][0].dtype == torch.float16
 
 
-def compiled_for_hopper(kernel, launch, dim: int) -> str:
+def compiled_for_hopper(kernel, tile, dim: int) -> str:
     """The kernel of elu + 1 in bfloat16, without masks and maps, as Triton's intermediate code; no GPU is needed."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     constants: dict = dict.fromkeys(("D", "F", "C", "BLOCK_D", "BLOCK_F", "BLOCK_C"), dim)
-    constants |= {"EVEN": True, "BLOCK": launch.rows, "RANDOM": False, "PRECISION": "ieee", "STAGES": launch.stages}
+    constants |= {"EVEN": True, "BLOCK": tile.rows, "RANDOM": False, "PRECISION": "ieee", "STAGES": tile.stages}
     constants |= dict.fromkeys(("weight", "shift", "scale", "omega", "moments", "grad_weight"))
     kinds = dict.fromkeys(("H", "queries", "keys", "length", "per_program"), "i32")
     kinds |= dict.fromkeys(("state", "partial", "normalizer", "deltas", "after"), "*fp32")
@@ -263,7 +263,7 @@ def compiled_for_hopper(kernel, launch, dim: int) -> str:
     constants = {name: x for name, x in constants.items() if isinstance(name, tuple) or name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
     return triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": launch.warps, "num_stages": 3}
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps, "num_stages": 3}
     ).asm["ttgir"]
 
 
@@ -272,9 +272,9 @@ def compiled_for_hopper(kernel, launch, dim: int) -> str:
 def test_every_product_ends_in_the_turn_that_starts_it(name: str) -> None:
     """On Hopper a product left in flight reads registers that the next turn writes (triton-lang/triton#9433)."""
     from primaldual.kernels.linear import causal_kernels as kernels
-    from primaldual.kernels.linear.attention import launch
+    from primaldual.kernels.linear.attention import tile_of
 
-    lines = compiled_for_hopper(getattr(kernels, name), launch(name, torch.bfloat16, 64), 64).splitlines()
+    lines = compiled_for_hopper(getattr(kernels, name), tile_of(name, torch.bfloat16, 64), 64).splitlines()
     starts = [i for i, line in enumerate(lines) if "ttng.warp_group_dot " in line]
     assert starts
     for i in starts:

@@ -31,8 +31,7 @@ from primaldual.kernels.cudnn import beside as parallel
 from primaldual.kernels.kept import Kept
 from primaldual.kernels.native import layers as compiled
 from primaldual.kernels.native import library as native
-from primaldual.kernels.native import packing
-from primaldual.kernels.native import replay as recipe
+from primaldual.kernels.native import packing, replay
 from primaldual.kernels.projection import grouped, recentred, unpooled
 from primaldual.kernels.projection import launching as nn_launching
 from primaldual.kernels.ragged import layout as layouts
@@ -444,21 +443,21 @@ def lengths(library: Any, *of: int) -> None:
 def test_a_number_of_kinds_of_calls_is_known_and_a_node_keeps_its_own(
     interpreter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "MOST", 6)
+    monkeypatch.setattr(replay, "MOST", 6)
     arguments = draw("bn+sh", 26)
     up = torch.randn(arguments[0].shape)
     leaves = [x for x in arguments[:4] if x is not None]
     expected = step(ragged_tokens._Tokens.apply, arguments, up)
     out = ragged_tokens.attend_compiled(interpreter, *arguments)
-    mine = max(recipe._held)
+    mine = max(replay._held)
     lengths(interpreter, *range(41, 55))
-    assert sum(number > mine for number in recipe._held) <= 6
-    assert mine in recipe._held  # the node's
+    assert sum(number > mine for number in replay._held) <= 6
+    assert mine in replay._held  # the node's
     for found, other in zip([out, *torch.autograd.grad(out, leaves, up)], expected, strict=True):
         assert torch.equal(found, other)
     del out, found
     lengths(interpreter, 55)
-    assert mine not in recipe._held
+    assert mine not in replay._held
     both(interpreter, arguments, up)  # learnt again
 
 
@@ -467,11 +466,11 @@ def test_a_number_of_kinds_of_calls_is_known_and_a_node_keeps_its_own(
 def test_what_a_graph_captures_is_known_for_good(
     when: str, interpreter: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "MOST", 6)
+    monkeypatch.setattr(replay, "MOST", 6)
     capture = ctypes.CDLL(str(folder / "libcuda.so.1")).capture
     arguments = draw("sh", 27 if when == "forward" else 28)
     ragged_tokens.attend_compiled(interpreter, *arguments)  # the warm-up
-    mine = max(recipe._held)
+    mine = max(replay._held)
     capture(when == "forward")
     out = ragged_tokens.attend_compiled(interpreter, *arguments)
     capture(when == "backward")
@@ -479,8 +478,8 @@ def test_what_a_graph_captures_is_known_for_good(
     capture(0)
     del out
     lengths(interpreter, *range(61, 75))
-    assert mine in recipe._held
-    monkeypatch.setattr(recipe, "_learn", None)  # it is not asked again
+    assert mine in replay._held
+    monkeypatch.setattr(replay, "_learn", None)  # it is not asked again
     assert ragged_tokens.attend_compiled(interpreter, *arguments) is not None
 
 
@@ -489,11 +488,11 @@ def test_what_is_refused_stays_in_python(interpreter: Any, monkeypatch: pytest.M
     arguments = draw("sh", length=20)
 
     def refuse(*_: Any) -> None:
-        raise recipe.RefusedError
+        raise replay.RefusedError
 
-    monkeypatch.setattr(recipe, "pack", refuse)
+    monkeypatch.setattr(replay, "pack", refuse)
     assert ragged_tokens.attend_compiled(interpreter, *arguments) is None
-    monkeypatch.setattr(recipe, "_learn", None)  # it is not asked again
+    monkeypatch.setattr(replay, "_learn", None)  # it is not asked again
     assert ragged_tokens.attend_compiled(interpreter, *arguments) is None
     columns = (arguments[0].detach().mT.contiguous().mT, *arguments[1:])
     assert ragged_tokens.attend_compiled(interpreter, *columns) is None
@@ -572,7 +571,7 @@ def test_layers_with_scaled_heads_have_the_bits_of_the_python_path(
     name: str, length: int, way: str, layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     if length == 132:  # all memory is allocated when it is needed
-        monkeypatch.setattr(recipe, "LARGE", 1)
+        monkeypatch.setattr(replay, "LARGE", 1)
     layer, x = draw_layer(name, length)
     same_bits(layers, layer, x, way)
     with torch.no_grad():

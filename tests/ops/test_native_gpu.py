@@ -230,7 +230,7 @@ def test_a_captured_step_equals_the_eager_one(name: str, use: Use) -> None:
 
 @pytest.mark.parametrize("name", ["sh", "bn+sh"])
 def test_a_captured_step_replays_the_same_after_200_other_shapes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipes, launches and tables have little room, and what they leave is written over."""
+    """Replays, launches and tables have little room, and what they leave is written over."""
     monkeypatch.setattr(replay, "MOST", 20)
     monkeypatch.setattr(launching, "_ready", Kept(20))
     monkeypatch.setattr(work.work.kept, "most", 20)

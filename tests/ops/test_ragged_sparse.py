@@ -252,10 +252,10 @@ def test_the_plan_says_what_is_computed() -> None:
 
 def kept(marks: torch.Tensor, queries: int, points: int) -> torch.Tensor:
     """What the integers of one head say, in 64 bits."""
-    span, step, arc = (int(number) % 2**32 for number in marks[0, :3])
+    span, step, phase_span = (int(number) % 2**32 for number in marks[0, :3])
     j, marks = torch.arange(points), marks[:, :queries, None].long()
     found = (j - marks[1]) % 2**32 <= span
-    return found | ((j * step + marks[2]) % 2**32 <= arc) if len(marks) == 3 else found
+    return found | ((j * step + marks[2]) % 2**32 <= phase_span) if len(marks) == 3 else found
 
 
 patterns = st.one_of(

@@ -9,7 +9,7 @@ import torch
 
 from paper.records import record
 from primaldual.data import manifest
-from primaldual.models import SeriesTransformer
+from primaldual.models import SequenceClassifier, SeriesTransformer
 from primaldual.paper import jobs, recorded, table, table_names
 from primaldual.paper.numbers import AVERAGE, BETAS
 from primaldual.training import Record
@@ -17,27 +17,62 @@ from primaldual.training import Record
 RECORDS = Path(__file__).parents[2] / "results" / "h200" / "runs"
 
 
-@pytest.mark.parametrize("name", table_names())
+LONG = ("table-lra", "table-lra-conv1d", "table-learnable-beta")
+SERIES = tuple(name for name in table_names() if name not in LONG)
+
+
+@pytest.mark.parametrize("name", [name for name in table_names() if name != "table-learnable-beta"])
 def test_the_averages_that_the_paper_prints_are_those_of_its_rows(name):
     of = table(name)
     for column, mechanism in enumerate(of.mechanisms):
-        mean = fmean(of.numbers[dataset][column].mean for dataset in of.datasets)
+        mean = fmean(of.numbers[dataset][column].mean for dataset in of.datasets if dataset not in of.also)
         printed = of.numbers[AVERAGE][column].mean
         if (name, mechanism) == ("table-uea-more", "sh"):  # the paper's own slip
             assert printed == 75.61 and round(mean, 2) == 75.64
-        else:
-            assert abs(mean - printed) < 0.0051, mechanism
+        else:  # the Long Range Arena's is cut where others are rounded: 59.286 is printed as 59.28
+            assert abs(mean - printed) < (0.01 if name in LONG else 0.0051), mechanism
 
 
 def test_the_tables_have_the_paper_s_sizes():
     assert {name: len(table(name).datasets) for name in table_names()} == {
         "table-uea": 10, "table-uea-linear": 10, "table-uea-sparse": 10, "table-uea-more": 15, "table-regression": 6,
+        "table-lra": 6, "table-lra-conv1d": 6, "table-learnable-beta": 2,
     }  # fmt: skip
-    everything = {dataset for name in table_names() for dataset in table(name).datasets}
-    assert everything == set(manifest()) == set(BETAS["softmax"])
+    series = {dataset for name in SERIES for dataset in table(name).datasets}
+    paper = {dataset for name in LONG for dataset in table(name).datasets if dataset not in table(name).also}
+    assert series == set(manifest()) and series | paper == set(BETAS["softmax"])
 
 
-@pytest.mark.parametrize("name", table_names())
+@pytest.mark.parametrize("name", LONG)
+def test_every_run_of_long_sequences_states_a_valid_model(name):
+    found = jobs(name, mechanisms=[*table(name).mechanisms, "linear-bn+sh", "sparse-bn+sh"])
+    for job in found:
+        config = job.config()
+        with torch.device("meta"):
+            assert SequenceClassifier(config).config == config
+        assert (config.heads, config.layers, config.d_model) == (2, 2, 64)
+        assert config.pairs == job.dataset.startswith("lra-retrieval")
+        assert job.recipe.test_at_end and job.recipe.schedule.anneal == "linear" and job.recipe.clip is None
+
+
+def test_long_sequences_have_the_paper_s_beta_scales_and_steps():
+    def of(dataset, mechanism):
+        return jobs("table-lra", [dataset], [mechanism])[0]
+
+    assert of("lra-text", "bn").primal.inputs[0].beta == 0.5
+    assert of("lra-text", "bn+sh").primal.inputs[0].beta == 0.8
+    assert of("lra-text", "sh").primal.training_set.scales == (1, 2)
+    assert of("lra-retrieval-manpages", "bn").primal == of("lra-retrieval", "bn").primal
+    assert of("lra-text", "sparse").primal.training_set.pattern.stride == 64
+    assert of("lra-text", "conv1d").primal.inputs[0].size == 5
+    assert of("lra-retrieval", "learned-bn+sh").primal.inputs[0].learnable
+    steps = {name: of(name, "softmax").recipe.steps for name in table("table-lra").datasets}
+    assert list(steps.values()) == [5_000, 20_000, 30_000, 35_000, 62_400, 30_000]
+    rises = [round(of(name, "softmax").recipe.schedule.rise * many) for name, many in steps.items()]
+    assert rises == [1_000, 8_000, 800, 175, 312, 800]
+
+
+@pytest.mark.parametrize("name", SERIES)
 def test_every_run_states_a_valid_model(name):
     extra = [*table(name).mechanisms, "qk-norm"]
     found = jobs(name, mechanisms=extra)

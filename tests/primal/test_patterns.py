@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from primaldual.primal import Fixed, Pattern, Strided, Window
+from primaldual.primal import Fixed, Pattern, Pooled, Sparse, Strided, Window, sparse
 from primaldual.primal.patterns import near_root
 
 patterns = st.one_of(
@@ -72,6 +72,16 @@ def test_the_pieces_are_disjoint_and_together_what_is_kept(pattern, queries, len
     i, j = torch.arange(queries)[:, None], torch.arange(length)
     times = sum(piece.allows(i, j).int() for piece in pattern.pieces(length))
     assert torch.equal(times, pattern.allows(i, j, length).int())
+
+
+@given(pattern=patterns, queries=st.integers(1, 40), tokens=st.integers(1, 40), at_once=st.integers(1, 100))
+def test_a_long_pattern_is_made_of_the_same_rows_one_after_the_other(pattern, queries, tokens, at_once):
+    training_set = Sparse(pattern, Pooled((1, 2)))
+    device = torch.device("cpu")
+    whole = training_set.visible(2, queries, tokens, device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "PAIRS_AT_ONCE", at_once)
+        assert torch.equal(training_set.visible(2, queries, tokens, device), whole)
 
 
 @given(pattern=patterns, length=st.integers(1, 40))

@@ -1,6 +1,5 @@
 """Every mechanism is the dual of its regression, and a wrong one is found out."""
 
-import importlib
 import math
 
 import pytest
@@ -8,13 +7,11 @@ import torch
 
 from primaldual import Primal, mechanism, mechanisms
 from primaldual.primal import Fixed, RandomFeatures, Taylor, Unit
-from primaldual.regression import KernelError
+from primaldual.regression import KernelError, claims
 from primaldual.regression.certification import Certification, Check, worst
-from primaldual.regression.certify import certify
+from primaldual.regression.claims import certify
 from primaldual.regression.drawn import draw
 from primaldual.svr.fit import Fit
-
-module = importlib.import_module("primaldual.regression.certify")
 
 
 def statuses(found: Certification) -> dict[str, str]:
@@ -106,24 +103,24 @@ def test_a_wrong_expansion_fails_every_comparison(monkeypatch):
 
 @pytest.mark.parametrize("name", ["sh", "sparse"])
 def test_a_wrong_attention_is_found(monkeypatch, name):
-    right = module.attention
-    monkeypatch.setattr(module, "attention", lambda q, k, v, *rest, **given: right(q, k, v + 1e-4, *rest, **given))
+    right = claims.attention
+    monkeypatch.setattr(claims, "attention", lambda q, k, v, *rest, **given: right(q, k, v + 1e-4, *rest, **given))
     failed = {check.name for check in certify(name).failed}
     assert failed == {"by attention vs by α", "recovery, at keys", "recovery, at queries"}
 
 
 def test_wrong_targets_are_a_wrong_recovery(monkeypatch):
-    right = module.recover
+    right = claims.recover
     wrong = lambda *given, **named: (r := right(*given, **named))._replace(targets=r.targets + 1e-3)  # noqa: E731
-    monkeypatch.setattr(module, "recover", wrong)
+    monkeypatch.setattr(claims, "recover", wrong)
     assert {check.name for check in certify("bn").failed} == {
         "recovery, at keys", "recovery, at queries", "recovery, α",
     }  # fmt: skip
 
 
 def test_an_unsolved_problem_fails_its_optimality(monkeypatch):
-    right = module.fit
-    monkeypatch.setattr(module, "fit", lambda *given, **named: right(*given, **named, tol=1e-1, max_iter=1))
+    right = claims.fit
+    monkeypatch.setattr(claims, "fit", lambda *given, **named: right(*given, **named, tol=1e-1, max_iter=1))
     failed = {check.name for check in certify("softmax").failed}
     assert "duality gap" in failed and "stationarity" in failed
 
@@ -132,7 +129,7 @@ def test_no_regression_at_all_is_a_failure_with_its_reason(monkeypatch):
     def refuse(*given, **named):
         raise KernelError("the kernel matrix is not finite")
 
-    monkeypatch.setattr(module, "fit", refuse)
+    monkeypatch.setattr(claims, "fit", refuse)
     (check,) = certify("softmax").failed
     assert "not finite" in check.note
     assert certify("softmax").to_dict()["checks"][0]["value"] == "nan"
@@ -150,7 +147,7 @@ def test_values_per_token_pool_to_the_values_of_the_points(how):
     primal = mechanism("sh", how=how)
     drawn = draw(primal, 13, 4, 4, 2, 0)
     points = torch.randn(1, 4, 13, 2, dtype=torch.float64)
-    spread = module._per_token(drawn, points)
+    spread = claims._per_token(drawn, points)
     seen = torch.ones(1, 1, 1, 13, dtype=torch.bool)
     pooled = primal.training_set.reduce(drawn.keys[:, 2:], spread[:, 2:], seen, 2, drawn.parameters)
     torch.testing.assert_close(pooled.values.squeeze(2), points[:, 2:, :7])

@@ -13,7 +13,7 @@ from primaldual.nn import ConvProjection
 from primaldual.primal import Window
 from primaldual.regression import fit, recover
 from primaldual.regression.calls import NoAttentionError, attention_calls
-from primaldual.regression.diagnose import diagnose
+from primaldual.regression.diagnosing import diagnose
 
 E, H, N = 16, 4, 10
 PADDING = torch.arange(N) >= torch.tensor([[N], [7], [4]])
@@ -276,6 +276,12 @@ def test_a_head_that_is_no_regression_says_why(model, options, reason, tmp_path)
     assert all(reason in row.note and math.isnan(row.log_C) and row.sequences == 0 for row in found.rows)
     assert reason in " ".join(str(found).split())
     found.plot(tmp_path / "refused.png")
+
+
+@pytest.mark.parametrize(("layer", "called"), [({"scale": 0.5}, {}), ({}, {"query_offset": 2})], ids=str)
+def test_scores_and_places_that_a_regression_has_not_are_refused(layer, called):
+    with pytest.raises(ValueError, match="read back from heads with 1/√head_dim on their scores"):
+        diagnose(attend(**layer), {"x": inputs()} | called)
 
 
 def test_a_sequence_without_a_token_is_left_out():

@@ -25,7 +25,7 @@ LEARNING = {
     "bn-learnable": mechanism("bn", learnable=True),
     "sh-conv": mechanism("sh", how="conv"),
     "full-bn+sh-learnable": mechanism("bn+sh", learnable=True, full=True),
-    "qk-norm of points of one's own": Primal(inputs=(RmsNorm(),), training_set=DoubledKeys()),
+    "qk-norm of one's own keys": Primal(inputs=(RmsNorm(),), training_set=DoubledKeys()),
 }
 
 

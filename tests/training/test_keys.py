@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from primaldual.paper.job import blank
+from primaldual.paper.families import blank
 from primaldual.primal import Primal
 from primaldual.training import Recipe, Record, SeriesTask, key, series_recipe
 from primaldual.training.recipe import canonical

@@ -159,7 +159,7 @@ def test_what_is_recorded_says_what_was_trained(tmp_path):
     model = Store(tmp_path).load_model(record.key, task)
     with torch.no_grad():
         assert task.loss(model, *task.parts["test"]).item() == pytest.approx(record.last.value)
-    with pytest.raises(ValueError, match="no series model"):
+    with pytest.raises(ValueError, match="no model of primaldual"):
         Store(tmp_path).model(record.key)
     assert train(task, recipe=recipe, folder=tmp_path) == [record]
 

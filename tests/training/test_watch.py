@@ -12,7 +12,7 @@ from rich.console import Console
 
 from primaldual import mechanism, mechanisms
 from primaldual.training import MissingPackageError, Progress, progress_bar, tensorboard, train, tune
-from primaldual.training.tune import score, tunable, with_settings
+from primaldual.training.tuning import score, tunable, with_settings
 from training.toy import small, toy
 
 

@@ -1,12 +1,15 @@
-"""Files that are whole or not there: written beside their place, then put into it."""
+"""Files and folders that are whole or not there: written beside their place, then put into it."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,50 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         scratch.unlink(missing_ok=True)
+
+
+ABANDONED = 3600
+"""Seconds without a change after which an unfinished folder is that of a killed process."""
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill in place of the folder `path`, which it becomes at the end; an error leaves nothing of it.
+
+    Several processes may do so at once: each puts a whole folder into the place, and the last one stays. Who has a file
+    of the earlier folder open or mapped keeps it. What a killed process had begun is removed an hour later.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for begun in path.parent.glob(f".{path.name}-*"):
+        if _age(begun) > ABANDONED:
+            shutil.rmtree(begun, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    (new := scratch / "new").mkdir()
+    try:
+        yield new
+        while not _put(new, path):
+            with suppress(FileNotFoundError):  # another process took it away first
+                path.replace(Path(tempfile.mkdtemp(dir=scratch)) / "old")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _put(folder: Path, path: Path) -> bool:
+    """Whether `folder` could be moved to `path`, where no folder with files in it may be."""
+    try:
+        folder.replace(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def _age(path: Path) -> float:
+    """Seconds since a folder or a file right in it was written; 0 where it is gone by now."""
+    with suppress(OSError):
+        return time.time() - max(one.stat().st_mtime for one in (path, *path.glob("*/*"), *path.glob("*")))
+    return 0.0
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -14,7 +14,7 @@ _MORE = {
     "sparse": "#8a5a00", "sparse-bn": "#b98220", "sparse-sh": "#5e3d00", "sparse-bn+sh": "#d6a95c",
     "conv1d": "#56b4e9", "conv2d": "#2f86b8", "qk-norm": "#9b3d2e",
 }  # fmt: skip
-_PALETTE = COLOURS | _MORE
+PALETTE = COLOURS | _MORE
 _PANEL = ("dtype", "head_dim", "step", "mode")
 
 
@@ -38,7 +38,7 @@ def ratio_plot(content: dict[str, Any]) -> bytes | None:
         for axes in grid[-1]:
             axes.set_xlabel("length")
         _ticks(grid[0][0], records)
-        handles = [grid[0][0].plot([], [], "o-", color=_PALETTE.get(n, INK), ms=5, label=n)[0] for n in names]
+        handles = [grid[0][0].plot([], [], "o-", color=PALETTE.get(n, INK), ms=5, label=n)[0] for n in names]
         handles += grid[0][0].plot([], [], color=COLOURS["softmax"], lw=1.2, label="best fused softmax")
         handles += grid[0][0].plot([], [], "--", color=SOFT, lw=1.2, label="arithmetic limit")
         drawing.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 3 * len(columns)))
@@ -53,7 +53,7 @@ def _panel(axes: Axes, records: list[dict[str, Any]], names: list[str]) -> None:
     axes.axhline(1.0, color=COLOURS["softmax"], lw=1.2, zorder=1)
     for place, name in enumerate(names):
         mine = sorted((r for r in records if r["mechanism"] == name), key=lambda r: r["length"])
-        lengths, colour = [r["length"] for r in mine], _PALETTE.get(name, INK)
+        lengths, colour = [r["length"] for r in mine], PALETTE.get(name, INK)
         axes.fill_between(
             lengths, [r["ratio_min"] for r in mine], [r["ratio_max"] for r in mine], color=colour, alpha=0.15, lw=0
         )

@@ -13,19 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
-from torch.nn.utils import clip_grad_norm_
 
-from ..data import Dataset
-from ..models import build
 from ..ops import plan
-from ..paper.recipes import sizes_of
 from ..training import Ensemble
 from .case import DTYPES
 from .measure import median_and_range, reason
 from .session import Measurement
 from .timing import Contestant, Step, Timed, in_turns
-from .training_case import SHORTEST, TrainingCase
+from .training_case import TrainingCase
 from .training_targets import REFERENCE
 
 SAMPLE_SECONDS = 0.05
@@ -45,8 +40,10 @@ class _Peaked(NamedTuple):
 class TrainingBench:
     """Measures cases on one device: an `Ensemble`, and in turns with it one model as a plain loop trains it.
 
-    That loop is torch's: `SeriesTransformer`, autocast where the dtype is bfloat16, `clip_grad_norm_`, the recipe's
-    optimiser. Its softmax attention is torch's fused one; other mechanisms have the executor that is chosen for them.
+    That loop is torch's: the same model, autocast where the dtype is bfloat16, the recipe's optimiser. Of time series
+    its softmax attention is torch's fused one, other mechanisms have the executor that is chosen for them, and
+    gradients are clipped; of long sequences it is softmax with the map of every head written out, as that field's code
+    has it.
     The ratio is the median of the rounds' ratios, per seed.
 
     Args:
@@ -60,7 +57,7 @@ class TrainingBench:
 
     def measure(self, case: TrainingCase) -> Measurement:
         """A record; where the case is refused or memory runs out, one whose `error` says why."""
-        recipe, sizes = case.recipe, sizes_of(case.recipe)
+        recipe, sizes = case.recipe, case.config()
         record: Measurement = asdict(case) | {
             "batch": recipe.batch_size, "length": case.length, "full_size": case.full_size, "dropout": sizes.dropout,
             "d_model": sizes.d_model, "heads": sizes.heads, "layers": sizes.layers, "error": None,
@@ -77,10 +74,7 @@ class TrainingBench:
 
     def _measure(self, case: TrainingCase) -> Measurement:
         data = case.data()
-        record: Measurement = {
-            "channels": data.channels, "outputs": data.outputs, "series": len(data.train),
-            "padded": data.train.padding is not None, "executor": self._executor(case),
-        }  # fmt: skip
+        record: Measurement = case.about(data) | {"executor": self._executor(case)}
         ours, rival = self._ready(self._together(case, data, record)), self._ready(self._alone(case, data))
         rounds = in_turns([ours.timed, rival.timed], self.repeats, self.budget)
         each = [(1e3 * mine / case.seeds, 1e3 * other) for mine, other in rounds]
@@ -110,12 +104,13 @@ class TrainingBench:
         timed.inner = math.ceil(SAMPLE_SECONDS / timed.sample())
         return _Peaked(timed, torch.cuda.max_memory_allocated() - before if cuda else None)
 
-    def _together(self, case: TrainingCase, data: Dataset, record: Measurement) -> Callable[[], Contestant]:
+    def _together(self, case: TrainingCase, data: Any, record: Measurement) -> Callable[[], Contestant]:
         """All members; the record is told whether their step is a CUDA graph."""
 
         def make() -> Contestant:
             ensemble = Ensemble(case.task(data), case.recipe, range(case.seeds), self.device)
-            steps: list[Step] = [partial(ensemble.step, rows) for rows in self._batches(case, case.seeds, data)]
+            batches = self._batches(case, case.seeds, len(ensemble.train))
+            steps: list[Step] = [partial(ensemble.step, rows) for rows in batches]
             steps[0]()
             if not bool(ensemble.alive.all()):
                 raise ArithmeticError("the loss is not finite")
@@ -124,17 +119,17 @@ class TrainingBench:
 
         return make
 
-    def _alone(self, case: TrainingCase, data: Dataset) -> Callable[[], Contestant]:
+    def _alone(self, case: TrainingCase, data: Any) -> Callable[[], Contestant]:
         def make() -> Contestant:
-            train = _Loop(case, data, self.device)
-            return Contestant("alone", [partial(train, rows[0]) for rows in self._batches(case, 1, data)], 0)
+            train, series = case.rival(data, self.device), case.about(data)["series"]
+            return Contestant("alone", [partial(train, rows[0]) for rows in self._batches(case, 1, series)], 0)
 
         return make
 
-    def _batches(self, case: TrainingCase, members: int, data: Dataset) -> list[Tensor]:
+    def _batches(self, case: TrainingCase, members: int, series: int) -> list[Tensor]:
         """Rows [members, batch] of the training series: full batches, no series twice in one."""
         draw = torch.Generator().manual_seed(1)
-        drawn = torch.rand(BATCHES[self.device.type], members, len(data.train), generator=draw).argsort(-1)
+        drawn = torch.rand(BATCHES[self.device.type], members, series, generator=draw).argsort(-1)
         return list(drawn[..., : case.recipe.batch_size].contiguous().to(self.device))
 
     def _executor(self, case: TrainingCase) -> str:
@@ -142,9 +137,9 @@ class TrainingBench:
         config, primal = case.config(), case.primal
         width = config.d_model // config.heads
         made: dict[str, Any] = {"device": self.device, "dtype": DTYPES[case.dtype]}
-        x = torch.zeros(case.seeds * case.recipe.batch_size, config.heads, config.length, width, **made)
+        x = torch.zeros(case.attended, config.heads, config.length, width, **made)
         hidden = torch.zeros(len(x), config.length, dtype=torch.bool, device=self.device)
-        mask = hidden if case.dataset in SHORTEST and config.encoder == "mvts" else None
+        mask = hidden if case.masked else None
         own = primal.learned(config.heads, width) | primal.features.state(width)
         with torch.cuda.stream(torch.cuda.Stream()) if self.device.type == "cuda" else nullcontext():
             return plan(
@@ -157,23 +152,3 @@ class TrainingBench:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-class _Loop:
-    """One model, as a plain loop trains it."""
-
-    def __init__(self, case: TrainingCase, data: Dataset, device: torch.device) -> None:
-        self.recipe, self.device, train = case.recipe, device, data.train.to(device)
-        self.x, self.padding, self.y = train.x, train.padding, train.y
-        self.loss = cross_entropy if data.classes else mse_loss
-        self.model = build(case.config("sdpa" if case.mechanism == "softmax" else "auto"), 0).to(device).train()
-        optimizer = {"radam": torch.optim.RAdam, "adam": torch.optim.Adam}[self.recipe.optimizer]
-        self.optimizer = optimizer(self.model.parameters(), self.recipe.learning_rate)
-
-    def __call__(self, rows: Tensor) -> None:
-        self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.dtype == "bfloat16"):
-            scores = self.model(self.x[rows], None if self.padding is None else self.padding[rows])
-        self.loss(scores.float(), self.y[rows]).backward()
-        clip_grad_norm_(self.model.parameters(), self.recipe.clip or math.inf)
-        self.optimizer.step()

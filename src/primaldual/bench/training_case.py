@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..data import Dataset, Split, manifest
-from ..models import SeriesConfig
-from ..paper.job import as_in_paper, blank
+from ..data import Split, manifest
+from ..paper.families import blank
+from ..paper.job import as_in_paper
 from ..paper.recipes import recipe_for, sizes_of
 from ..primal import Primal
-from ..training import Recipe, SeriesTask
+from ..training import Recipe, SeriesTask, Task
+from .rivals import SeriesLoop
 
 SHORTEST = {"JapaneseVowels": 7, "SpokenArabicDigits": 4}
 """The sets with series of unequal lengths, and their shortest one; drawn evenly from there to the longest."""
@@ -66,17 +70,38 @@ class TrainingCase:
         entry = manifest()[self.dataset]
         return self.length == entry.length and self.recipe.batch_size == recipe_for(blank(self.dataset)).batch_size
 
-    def config(self, impl: str | None = None) -> SeriesConfig:
+    def config(self, impl: str | None = None) -> Any:
         """The model; a ValueError where there is none."""
         config = sizes_of(self.recipe).config(blank(self.dataset), self.primal, impl or self.impl)
         self.primal.training_set.head_scales(config.heads)
         return replace(config, length=self.length)
 
-    def task(self, data: Dataset) -> SeriesTask:
+    def task(self, data: Any) -> Task:
         """What all members train on."""
         return SeriesTask(data, self.primal, sizes_of(self.recipe), impl=self.impl)
 
-    def data(self) -> Dataset:
+    def rival(self, data: Any, device: torch.device) -> Callable[[Tensor], None]:
+        """What a step is measured against: a function of the rows of a batch."""
+        return SeriesLoop(self, data, device)
+
+    def about(self, data: Any) -> dict[str, Any]:
+        """What a record says of the cases."""
+        return {
+            "channels": data.channels, "outputs": data.outputs, "series": len(data.train),
+            "padded": data.train.padding is not None,
+        }  # fmt: skip
+
+    @property
+    def attended(self) -> int:
+        """Sequences that the attention takes at once: of all members."""
+        return self.seeds * self.recipe.batch_size
+
+    @property
+    def masked(self) -> bool:
+        """Whether the attention has a mask of padding."""
+        return self.dataset in SHORTEST and sizes_of(self.recipe).encoder == "mvts"
+
+    def data(self) -> Any:
         """Random training series of the set's sizes, and no test series."""
         like, entry = blank(self.dataset), manifest()[self.dataset]
         draw, cases = torch.Generator().manual_seed(0), entry.cases[0][0]

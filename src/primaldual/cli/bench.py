@@ -51,6 +51,14 @@ def parts(option: str, text: str, kind: Callable[[str], T]) -> tuple[T, ...]:
         raise ValueError(f"{option} takes positive integers, such as 128,1024; got {text!r}") from None
 
 
+def count_of(text: str) -> int:
+    """A positive integer."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
 def typed(ctx: typer.Context) -> list[tuple[str, str, Any]]:
     """(name, option, value) of what stands on the command line."""
     found = []
@@ -63,7 +71,7 @@ def typed(ctx: typer.Context) -> list[tuple[str, str, Any]]:
 
 def command_line(ctx: typer.Context) -> str:
     """The command as it was typed, without the machine's paths."""
-    words = ["primaldual", "bench", str(ctx.info_name)]
+    words = ["primaldual", *ctx.command_path.split()[1:]]
     for name, option, value in typed(ctx):
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))
@@ -95,7 +103,7 @@ def measure_and_show(
         legend: below the tables, which are left out where nothing was measured.
         summary, first: as in `measure_all`.
         name: of the record's file; that of the command unless given.
-        picture: the module of `primaldual.bench` and its function that draws the content.
+        picture: the module of `primaldual.bench` and its function that draws the content: a PNG, or several by name.
         targets_bind: a missed target sets the exit status.
     """
     from ..bench.session import conditions, measure_all
@@ -144,11 +152,14 @@ def _progress(cases: Sequence[T], describe: Callable[[T], str], path: Path) -> I
 
 
 def _draw(module: str, function: str, content: Content, path: Path) -> None:
-    """A PNG beside the JSON."""
+    """A PNG beside the JSON, or several, by what follows in their names."""
     try:
-        picture = getattr(import_module(f"..bench.{module}", __package__), function)(content)
+        drawn = getattr(import_module(f"..bench.{module}", __package__), function)(content)
     except ModuleNotFoundError as error:
         _no_plot(error)
         return
-    if picture is not None:
-        write_bytes(path.with_suffix(".png"), picture)
+    if isinstance(drawn, bytes):
+        write_bytes(path.with_suffix(".png"), drawn)
+    elif drawn is not None:
+        for name, picture in drawn.items():
+            write_bytes(path.with_name(f"{path.stem}-{name}.png"), picture)

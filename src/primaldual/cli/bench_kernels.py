@@ -58,7 +58,7 @@ def measure(
     mode: Annotated[
         str | None, typer.Option(help="`eager`, `captured` (one CUDA graph), or `eager,captured`.", show_default=False)
     ] = None,
-    impl: Annotated[str, typer.Option(help="The executor, as in `primaldual.attention`.")] = "auto",
+    impl: Annotated[str, typer.Option(help="The executor, or of a layer the route.")] = "auto",
     causal: Annotated[bool, typer.Option("--causal/--no-causal", help="Queries see earlier keys only.")] = False,
     dropout: Annotated[float, typer.Option(min=0.0, help="On the weights; the rival drops too.")] = 0.0,
     tf32: Annotated[bool, typer.Option("--tf32", help="Float32 products may round to tf32.")] = False,
@@ -149,6 +149,7 @@ def _grid(
     from ..bench import grid
     from ..bench.case import DTYPES, MODES, STEPS
     from ..ops import EXECUTORS
+    from ..ops.layer import ROUTES
 
     def choices(option: str, text: str | None, default: str, among: tuple[str, ...]) -> tuple[str, ...]:
         if not text:
@@ -160,8 +161,9 @@ def _grid(
 
     if dropout >= 1:
         raise ValueError(f"--dropout must be in [0, 1), got {dropout}")
-    if impl not in ("auto", *EXECUTORS):
-        raise ValueError(f"--impl must be one of auto, {', '.join(EXECUTORS)}; got {impl!r}")
+    known = dict.fromkeys(("auto", *EXECUTORS, *(ROUTES if subject == "layers" else ())))
+    if impl not in known:
+        raise ValueError(f"--impl must be one of {', '.join(known)}; got {impl!r}")
     names = bench.parts("--mechanisms", mechanisms, str)
     for name in names:
         mechanism(name)  # raises, and says which there are
@@ -171,17 +173,10 @@ def _grid(
     return grid(
         "kernels" if subject == "kernels" else "layers",
         mechanisms=names,
-        lengths=bench.parts("--lengths", lengths, _count) if lengths else settings["lengths"],
-        head_dims=bench.parts("--head-dims", head_dims, _count) if head_dims else settings["head_dims"],
+        lengths=bench.parts("--lengths", lengths, bench.count_of) if lengths else settings["lengths"],
+        head_dims=bench.parts("--head-dims", head_dims, bench.count_of) if head_dims else settings["head_dims"],
         dtypes=choices("--dtypes", dtypes, "dtypes", tuple(DTYPES)),
         steps=choices("--steps", steps, "steps", STEPS),
         modes=modes, tokens=settings["tokens"], batch=batch, heads=heads, scales=scales_option(scales), impl=impl,
         causal=causal, dropout=dropout, tf32=tf32,
     )  # fmt: skip
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.suggestions import did_you_mean
 from . import bench
 from .main import _escape, _fail
 from .options import Device, Mechanisms, Plot, Quick, RecordFile, Repeats
@@ -105,22 +105,21 @@ def _cases(
     only: str, mechanisms: str, impl: str, dtype: str, seeds: int, batch: int | None, steps: int | None
 ) -> list[TrainingCase]:
     """The cases that the options ask for; a ValueError says what is wrong with them."""
+    from ..bench.long_case import LongCase
     from ..bench.training_case import TrainingCase
-    from ..data import manifest
+    from ..data import manifest, sequences
     from ..ops import EXECUTORS
 
     sets, names, impls = (bench.parts("", text, str) for text in (only, mechanisms, impl))
     for option, chosen, known in (
-        ("--only", sets, tuple(manifest())),
+        ("--only", sets, (*manifest(), *sequences.known())),
         ("--impl", impls, ("auto", *EXECUTORS)),
         ("--dtype", (dtype := bench.SHORT.get(dtype, dtype),), ("bfloat16", "float32")),
     ):
         for wrong in (one for one in chosen if one not in known):
-            near = difflib.get_close_matches(wrong, known, n=1) if option == "--only" else []
-            what = f"got {wrong!r}; did you mean {near[0]}?" if near else f"takes {', '.join(known)}; got {wrong!r}"
-            raise ValueError(f"{option} {what}")
+            raise ValueError(f"{option} takes {', '.join(known)}; got {wrong!r}{did_you_mean(wrong, known)}")
     cases = [
-        TrainingCase(name, column, executor, seeds, dtype, batch, steps)
+        (LongCase if name in sequences.known() else TrainingCase)(name, column, executor, seeds, dtype, batch, steps)
         for column in names
         for name in sets
         for executor in impls

@@ -57,7 +57,7 @@ def certify(
     variables α and by attention; and reads a head with random values back from the regression that it solves.
     Exit status 1 if anything exceeds its tolerance.
     """
-    from ..regression.certify import certify as run
+    from ..regression.claims import certify as run
 
     if every == (name is not None):
         raise _fail("give the NAME of a mechanism, or --all", 2)

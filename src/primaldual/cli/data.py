@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 
+from .data_sequences import is_of_sequences, prepare_sequences, sequences_info, sequences_line, sequences_table
+from .data_series import series_info, series_line, series_table
 from .main import _escape, _fail, app, console
 from .options import AllSets, CacheDir, DataDir, NoCheck, Offline
-
-if TYPE_CHECKING:
-    from ..data import Dataset
 
 commands = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Time series of the UEA and TSER archives: find, check, prepare.",
+    help="Time series of the UEA and TSER archives, and long sequences of the Long Range Arena: find, check, prepare.",
     epilog="**Examples**\n\n- `primaldual data list`\n\n- `primaldual data info JapaneseVowels`"
-    "\n\n- `primaldual data prepare --all --data-dir ~/uea`\n\n- `primaldual data verify`",
+    "\n\n- `primaldual data prepare --all --data-dir ~/uea`\n\n- `primaldual data prepare lra-listops`"
+    "\n\n- `primaldual data verify`",
 )
 app.add_typer(commands, name="data")
 
@@ -31,33 +30,23 @@ app.add_typer(commands, name="data")
 def list_command(data_dir: DataDir = None, cache_dir: CacheDir = None) -> None:
     """List the sets of known size, and those that are here, with where they are."""
     from ..base.cache import cache_directory
-    from ..data import DataError, manifest
-    from ..data.cache import cached_names
-    from ..data.sources import data_directory, in_aeon, names_in
+    from ..data import DataError
+    from ..data.sources import data_directory
 
     try:
         store, directory = cache_directory(cache_dir), data_directory(data_dir)
     except DataError as error:
         raise _fail(error, 2) from None
-    cached, found = cached_names(store), names_in(directory) if directory else []
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("set", style="bold cyan", no_wrap=True)
-    for heading in ("cases", "shape", "classes"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("here", no_wrap=True)
-    for name in sorted({*manifest(), *cached, *found}, key=str.lower):
-        sizes = ["–"] * 3
-        if entry := manifest().get(name):
-            cases = ("~" if entry.approximate else "") + "+".join(map(str, entry.cases[0]))
-            sizes = [cases, f"{entry.length}×{entry.channels}", str(entry.classes or "–")]
-        places = {"cache": name in cached, "data": name in found, "aeon": in_aeon(name) is not None}
-        table.add_row(name, *sizes, ", ".join(place for place, there in places.items() if there) or "[dim]–[/]")
-    console.print(table)
+    console.print(series_table(store, directory))
+    console.print(sequences_table(store, directory))
     for line in (f"cache: {store}", f"data: {directory or 'no data directory given'}"):
         console.print(_escape(line), style="dim", highlight=False, soft_wrap=True)
 
 
-@commands.command(epilog="**Examples**\n\n- `primaldual data info JapaneseVowels`")
+@commands.command(
+    epilog="**Examples**\n\n- `primaldual data info JapaneseVowels`"
+    "\n\n- `primaldual data info lra-text --data-dir ~/lra`"
+)
 def info(
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="One of `primaldual data list`.")],
     data_dir: DataDir = None,
@@ -65,51 +54,51 @@ def info(
     no_check: NoCheck = False,
     offline: Offline = False,
 ) -> None:
-    """Say what a set holds; it is prepared first if need be."""
+    """Say what a set holds; it is prepared first if need be, unless it would have to be generated."""
     from ..data import DataError, load
 
     try:
-        data = load(name, data_dir, cache_dir=cache_dir, check=not no_check, offline=offline)
+        if is_of_sequences(name):
+            rows, notes = sequences_info(name, data_dir, cache_dir, not no_check)
+        else:
+            data = load(name, data_dir, cache_dir=cache_dir, check=not no_check, offline=offline)
+            rows, notes = series_info(data), data.notes
     except (DataError, OSError) as error:
         raise _fail(error, 1) from None
-    ends = data.train.lengths
-    lengths = f"{data.length}" if int(ends.min()) == data.length else f"{int(ends.min())} to {data.length}"
-    rows = {"kind": data.kind, "cases": f"{len(data.train)} training, {len(data.test)} test", "length": lengths}
-    rows |= {"channels": str(data.channels)}
-    if data.classes:
-        counts = data.train.y.bincount(minlength=len(data.classes)).tolist()
-        rows |= {"classes": ", ".join(f"{c} ({n})" for c, n in zip(data.classes, counts, strict=True))}
-    else:
-        y = data.train.y
-        rows |= {"targets": f"{y.min():.4g} to {y.max():.4g}, mean {y.mean():.4g}, std {y.std():.4g}"}
-    rows |= {"from": data.origin, "hash": data.hash} | {
-        "note" if i == 0 else " " * i: n for i, n in enumerate(data.notes)
-    }
-    table = Table(box=None, show_header=False, title=_escape(data.name), title_justify="left", title_style="bold cyan")
-    for label, value in rows.items():
-        table.add_row(label.strip(), _escape(value))
+    table = Table(box=None, show_header=False, title=_escape(name), title_justify="left", title_style="bold cyan")
+    for label, value in [*rows.items(), *(("" if i else "note", note) for i, note in enumerate(notes))]:
+        table.add_row(label, _escape(value))
     console.print(table)
 
 
 @commands.command(
     epilog="**Examples**\n\n- `primaldual data prepare JapaneseVowels BasicMotions`"
     "\n\n- `primaldual data prepare --all --data-dir ~/uea`"
+    "\n\n- `primaldual data prepare lra-listops lra-text --data-dir ~/lra`"
 )
 def prepare(
     names: AllSets = None,
-    every: Annotated[bool, typer.Option("--all", help="Every set in the data directory.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every set in the data directory; what is generated is not among them.")
+    ] = False,
     data_dir: DataDir = None,
     cache_dir: CacheDir = None,
     no_check: NoCheck = False,
     offline: Offline = False,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Parse again what is prepared already.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Read or generate again what is prepared already.")
+    ] = False,
+    processes: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="That generate; one per core unless given.")
+    ] = None,
 ) -> None:
-    """Parse, check and standardise sets, and keep them as safetensors.
+    """Read, check and bring sets into shape, or generate them, and keep them: what follows reads them from there.
 
     The folder of prepared sets can be copied to a machine without raw files and without aeon; `PRIMALDUAL_CACHE`
     names it there. Exit status 1 if a set fails; the others are prepared all the same.
     """
     from ..data import DataError, load
+    from ..data.sequences.catalogue import names_in as sequences_in
     from ..data.sources import data_directory, names_in
 
     try:
@@ -121,20 +110,23 @@ def prepare(
     if every and directory is None:
         raise _fail("--all needs --data-dir or PRIMALDUAL_DATA", 2)
     failed = 0
-    for name in names or names_in(directory):  # type: ignore[arg-type]  # not None with --all
+    for name in names or [*names_in(directory), *sequences_in(directory)]:  # type: ignore[arg-type]  # not None
         start = time.perf_counter()
         try:
-            data = load(
-                name, directory, cache_dir=cache_dir, check=not no_check, offline=offline, rebuild=rebuild
-            )  # fmt: skip
+            if is_of_sequences(name):
+                long = prepare_sequences(name, directory, cache_dir, not no_check, rebuild, processes)
+                line, notes = sequences_line(long), long.notes
+            else:
+                data = load(
+                    name, directory, cache_dir=cache_dir, check=not no_check, offline=offline, rebuild=rebuild
+                )  # fmt: skip
+                line, notes = series_line(data), data.notes
         except (DataError, OSError) as error:
             _fail(error, 1)
             failed += 1
             continue
-        console.print(
-            f"[green]ok[/] {_line(data)}, {time.perf_counter() - start:.1f} s", highlight=False, soft_wrap=True
-        )
-        for note in data.notes:
+        console.print(f"[green]ok[/] {line}, {time.perf_counter() - start:.1f} s", highlight=False, soft_wrap=True)
+        for note in notes:
             console.print(_escape(f"   {note}"), style="dim", highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
@@ -146,36 +138,37 @@ def verify(
     data_dir: DataDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Check prepared sets: whole, of the archive's sizes, and made from the files in the data directory.
+    """Check prepared sets: whole, of the published sizes, and made from the files in the data directory.
 
     All of them unless some are named. Exit status 1 if one is not as it should be.
     """
     from ..base.cache import cache_directory
-    from ..data import DataError
+    from ..data import DataError, loading
     from ..data.cache import cached_names
-    from ..data.loading import problems
+    from ..data.sequences import loading as sequences
+    from ..data.sequences.store import stored_names
     from ..data.sources import data_directory
 
     try:
         store, directory = cache_directory(cache_dir), data_directory(data_dir)
     except DataError as error:
         raise _fail(error, 2) from None
-    chosen = names or cached_names(store)
+    chosen = names or [*cached_names(store), *stored_names(store)]
     if not chosen:
         raise _fail(f"nothing is prepared in {store}; primaldual data prepare NAME does that", 1)
     bad = 0
     for name in chosen:
-        data, found = problems(name, directory, store)
+        if is_of_sequences(name):
+            long, found = sequences.problems(name, directory, store)
+            line = "" if long is None else f"{sequences_line(long)}, {long.hash[:12]}"
+        else:
+            data, found = loading.problems(name, directory, store)
+            line = "" if data is None else f"{series_line(data)}, {data.hash[:12]}"
         bad += bool(found)
         for problem in found:
             _fail(f"{name}: {problem}", 1)
-        if data is not None and not found:
-            console.print(f"[green]ok[/] {_line(data)}, {data.hash[:12]}", highlight=False, soft_wrap=True)
+        if not found:
+            console.print(f"[green]ok[/] {line}", highlight=False, soft_wrap=True)
     console.print(f"{len(chosen) - bad} of {len(chosen)} sets are as they should be", highlight=False)
     if bad:
         raise typer.Exit(1)
-
-
-def _line(data: Dataset) -> str:
-    what = f", {len(data.classes)} classes" if data.classes else ", regression"
-    return _escape(f"{data.name}: {len(data.train)} + {len(data.test)} series, {data.length} × {data.channels}{what}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..base.files import write_text
 from ..base.terminal import titled
 from ..base.threads import on_threads
 from . import options
@@ -66,14 +67,12 @@ def _not_recorded(wanted: Sequence[Job], records: list[Record]) -> dict[Job, lis
 
 
 def _show_missing(names: Iterable[str], data_dir: Path | None) -> None:
-    """The sets that are not here; nothing is downloaded for it."""
-    from ..data import DataError, load
+    """The sets that are not here; nothing is downloaded or generated for it."""
+    from ..paper.families import family
 
     for name in names:
-        try:
-            load(name, data_dir, offline=True)
-        except (DataError, OSError) as error:
-            console.print(f"[yellow]missing set {name}:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        if message := family(name).missing(name, data_dir):
+            console.print(f"[yellow]missing set {name}:[/] {_escape(message)}", highlight=False, soft_wrap=True)
 
 
 def _progress(job: Job) -> AbstractContextManager[Watch]:
@@ -85,10 +84,9 @@ def _progress(job: Job) -> AbstractContextManager[Watch]:
 
 def write_texts(folder: Path, name: str, texts: dict[str, str]) -> list[Path]:
     """A file for every suffix."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = {suffix: folder / f"{name}.{suffix}" for suffix in texts}
     for suffix, text in texts.items():
-        paths[suffix].write_text(text, encoding="utf-8")
+        write_text(paths[suffix], text)
     return list(paths.values())
 
 

@@ -18,7 +18,8 @@ DataDir = Annotated[
     typer.Option(
         "--data-dir",
         envvar="PRIMALDUAL_DATA",
-        help="Holds `<Name>.zip`, or `<Name>/` with `_TRAIN.ts` and `_TEST.ts`; in folders too.",
+        help="Holds `<Name>.zip`, or `<Name>/` with `_TRAIN.ts` and `_TEST.ts`, or archives such as "
+        "`aclImdb_v1.tar.gz`; in folders too.",
         show_default=False,
     ),
 ]
@@ -31,13 +32,14 @@ CacheDir = Annotated[
         show_default=False,
     ),
 ]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Take sets of other sizes than the archive's.")]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Take sets of other sizes than the published.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never download.")]
 AllSets = Annotated[list[str] | None, typer.Argument(metavar="NAME", show_default=False)]
 
 # of commands that train
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds 0, 1, … of every run, trained together.")]
 Epochs = Annotated[int | None, typer.Option(min=1, show_default=False, help="To try it out; the report says so.")]
+Steps = Annotated[int | None, typer.Option(min=1, show_default=False, help="The same, where a table counts in steps.")]
 Dtype = Annotated[
     str | None, typer.Option(show_default=False, help="`float32`, `bfloat16` or `float64`; else the recipe's.")
 ]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from . import options
+from . import head_distance, options
 from .jobs import end, one_line_errors, show, train, write_texts
 from .main import app
 
@@ -15,6 +15,7 @@ from .main import app
     epilog="**Examples**\n\n- `primaldual reproduce table-uea --dry-run`"
     "\n\n- `primaldual reproduce table-uea --only JapaneseVowels,Handwriting --mechanisms softmax,bn,qk-norm`"
     "\n\n- `primaldual reproduce table-regression --seeds 3 --output runs`"
+    "\n\n- `primaldual reproduce table-lra --only lra-listops --seeds 3 --device cuda`"
 )
 def reproduce(
     table: Annotated[
@@ -22,7 +23,8 @@ def reproduce(
         typer.Argument(
             metavar="TABLE",
             show_default=False,
-            help="`table-uea`, `table-uea-linear`, `table-uea-sparse`, `table-uea-more` or `table-regression`.",
+            help="`table-uea`, `table-uea-linear`, `table-uea-sparse`, `table-uea-more`, `table-regression`, "
+            "`table-lra`, `table-lra-conv1d`, `table-learnable-beta` or `table-head-distance`.",
         ),
     ],
     only: Annotated[str | None, typer.Option(metavar="SET,SET", help="Some of its sets.", show_default=False)] = None,
@@ -32,6 +34,7 @@ def reproduce(
     ] = None,
     seeds: options.Seeds = 5,
     epochs: options.Epochs = None,
+    steps: options.Steps = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     threads: options.Threads = 1,
@@ -50,15 +53,22 @@ def reproduce(
     Markdown, CSV and LaTeX. Sets that are not to be had are listed.
     """
     from ..paper import ENGINES, compare, jobs
-    from ..paper.comparison import LEGEND
+    from ..paper.head_distance import NAME
     from ..training import Store
 
-    changes: dict[str, Any] = {"epochs": epochs, "dtype": dtype}
+    changes: dict[str, Any] = {"epochs": epochs, "steps": steps, "dtype": dtype}
     part: dict[str, Any] = {"only": options.names_option(only), "mechanisms": options.names_option(mechanisms)}
     part |= {"seeds": range(seeds)} | {name: value for name, value in changes.items() if value is not None}
     with one_line_errors(2):
         if engine not in ENGINES:
             raise ValueError(f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}")
+        if table == NAME:
+            where = options.device_option(device)
+            head_distance.reproduce(
+                part, output, reports, ENGINES[engine], where, threads, data_dir, offline, dry_run=dry_run,
+                only_report=only_report,
+            )  # fmt: skip
+            return
         wanted = jobs(table, **part)
     failures = train(
         wanted, output, ENGINES[engine], device, threads, data_dir, offline, dry_run=dry_run, only_report=only_report
@@ -67,5 +77,5 @@ def reproduce(
         found = compare(table, Store(output).records(), failures=failures, **part)
         texts = {"md": found.markdown(), "csv": found.csv(), "tex": found.latex()}
         written = write_texts(reports or output / "reports", found.table.name, texts)
-    show(found.grids(), (), found.notes, LEGEND)
+    show(found.grids(), (), found.notes, found.legend)
     end(written, failures, any(cell.last for cell in found.cells.values()))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..base.files import write_bytes
 from . import options
 from .jobs import end, one_line_errors, show, train, write_texts
 from .main import _no_plot, app
@@ -127,6 +128,6 @@ def _write(found: Swept, folder: Path) -> list[Path]:
     texts = {"md": sweep_text.markdown(found, picture.name if plot else None), "csv": sweep_text.csv(found)}
     written = write_texts(folder, name, texts)
     if plot:
-        picture.write_bytes(plot)
+        write_bytes(picture, plot)
         written.append(picture)
     return written

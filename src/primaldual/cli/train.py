@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -13,8 +12,10 @@ import typer
 from rich import box
 from rich.table import Table
 
+from ..base.spread import spread_text
 from ..base.threads import on_threads
 from ..primal import Primal
+from .jobs import one_line_errors
 from .main import _escape, _fail, app, console
 from .mechanism_options import (
     Beta,
@@ -96,7 +97,7 @@ def train(
     paper's code bases. On a CPU there is no dropout on the attention weights, which its fused attention lacks, and
     there are at most 40 epochs unless --epochs says otherwise.
     """
-    from ..data import DataError, load, load_files
+    from ..data import load, load_files
     from ..paper import recipe_for
     from ..training import MissingPackageError, SeriesTask, check, for_cpu
 
@@ -104,15 +105,11 @@ def train(
         "beta": beta, "learnable": learnable, "full": full, "scales": scales, "how": how, "prefix": prefix,
         "size": size, "causal": causal, "grid": grid, "pattern": pattern,
     }  # fmt: skip
-    try:
+    with one_line_errors(2):
         primal = mechanism_option(mechanism_name, settings)
         chosen = device_option(device)
-    except (ValueError, TypeError) as error:
-        raise _fail(error, 2) from None
-    try:
+    with one_line_errors(1):
         data = load_files(name).standardised() if name.endswith(".ts") else load(name, data_dir)
-    except (DataError, OSError) as error:
-        raise _fail(error, 1) from None
     for note in data.notes:
         console.print(_escape(note), style="dim", highlight=False, soft_wrap=True)
     try:
@@ -161,7 +158,7 @@ def _trained(
 def _tuned(
     data: Dataset, primal: Primal, recipe: Recipe, seeds: int, output: Path, trials: int, device: torch.device
 ) -> Primal:
-    from ..training.tune import tune
+    from ..training.tuning import tune
 
     def said(number: int, settings: dict[str, Any], value: float) -> None:
         words = ", ".join(f"{name} {setting:g}" for name, setting in settings.items())
@@ -189,7 +186,7 @@ def _print(records: list[Record], title: str, output: Path) -> None:
         table.add_row(str(record.seed), *cells, f"[red]{_escape(record.failure)}[/]" if record.failure else "")
     if len(records) > 1:
         table.add_section()
-        table.add_row("mean ± std", *(_spread([getattr(record, kind) for record in records]) for kind in kinds), "")
+        table.add_row("mean ± std", *(_spread(records, kind) for kind in kinds), "")
     console.print(table)
     legend = "best: of all epochs, chosen on the test set, as the paper's code bases do. last: nothing chosen."
     if first.selected:
@@ -208,8 +205,6 @@ def _print(records: list[Record], title: str, output: Path) -> None:
     )  # fmt: skip
 
 
-def _spread(scores: list[Any]) -> str:
-    values = [score.value for score in scores if score is not None]
-    if len(values) < 2:
-        return "–"
-    return f"{fmean(values):.2f} ± {stdev(values):.2f}"
+def _spread(records: list[Record], kind: str) -> str:
+    """Over the seeds that came to such a score."""
+    return spread_text([score.value for score in (getattr(record, kind) for record in records) if score], len(records))

@@ -12,7 +12,7 @@ class DataNotFoundError(DataError):
 
 
 class DataFormatError(DataError):
-    """A file is truncated, malformed or not of the `.ts` format."""
+    """A file is truncated, malformed or not of the format that its name says."""
 
     def __init__(self, file: str, line: int | None, message: str) -> None:
         super().__init__(f"{file}{'' if line is None else f', line {line}'}: {message}")
@@ -20,4 +20,4 @@ class DataFormatError(DataError):
 
 
 class DataMismatchError(DataError):
-    """A set is not of the size that the archive states."""
+    """A set is not of the size that is published."""

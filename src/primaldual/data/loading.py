@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from dataclasses import replace
 from pathlib import Path
 
 from ..base.cache import cache_directory
+from ..base.suggestions import did_you_mean
 from . import cache
 from .archive import manifest
 from .dataset import Dataset
@@ -143,9 +143,10 @@ def _check(data: Dataset, where: Path, check: bool) -> None:
 def _not_found(name: str, directory: Path | None, reason: str | None, offline: bool) -> str:
     if reason:
         return f"{reason}, and its raw files are not to be had to make it anew; name their folder by --data-dir"
+    if name.startswith("lra-"):
+        return f"{name} is no set of time series; primaldual.data.sequences.load has the Long Range Arena's"
     places = [f"in {directory}"] if directory else []
     places += ["in the cache", "in the aeon package", *([] if offline else ["among the sets that aeon can download"])]
-    near = difflib.get_close_matches(name, manifest(), n=3)
-    hint = f" Did you mean {', '.join(near)}?" if near and name not in manifest() else ""
+    hint = "." if name in manifest() else did_you_mean(name, manifest(), most=3)
     where = "" if directory else f" Name the folder of {name}.zip by --data-dir or {DATA_VARIABLE}."
-    return f"there is no data set {name} {' or '.join(places)}.{hint}{where}"
+    return f"there is no data set {name} {' or '.join(places)}{hint}{where}"

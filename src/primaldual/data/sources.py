@@ -97,14 +97,14 @@ def data_directory(directory: str | Path | None) -> Path | None:
     return path
 
 
-def _folders(directory: Path) -> list[Path]:
+def folders(directory: Path) -> list[Path]:
     """A directory and what is in it; none where it does not exist."""
     return [directory, *sorted(p for p in directory.iterdir() if p.is_dir())] if directory.is_dir() else []
 
 
 def in_directory(name: str, directory: Path) -> Source | None:
     """`<Name>/<Name>_TRAIN.ts` or `<Name>.zip`, in the directory or in a folder of it."""
-    for folder in _folders(directory):
+    for folder in folders(directory):
         pair = tuple(folder / name / f"{name}_{part}.ts" for part in ("TRAIN", "TEST"))
         if any(path.is_file() for path in pair):
             for path in pair:
@@ -119,7 +119,7 @@ def in_directory(name: str, directory: Path) -> Source | None:
 def names_in(directory: Path) -> list[str]:
     """The sets that `in_directory` finds."""
     found = set()
-    for folder in _folders(directory):
+    for folder in folders(directory):
         found |= {path.stem for path in folder.glob("*.zip")}
         found |= {p.parent.name for p in folder.glob("*/*_TRAIN.ts") if p.name == f"{p.parent.name}_TRAIN.ts"}
     return sorted(found)

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..data import Dataset
 from ..primal import Primal
+from ..regression import head_distance
+from ..regression.calls import attention_calls
+from ..regression.maps import head_maps
 from ..training import Recipe, Record, Store, Watch, train
-from .heads import head_distance, head_maps
 from .settings import SHOWN, DemoError
 
 
@@ -73,8 +76,19 @@ def train_members(
             raise DemoError(f"{name}, seed {failed[0].seed}: {failed[0].failure}. Please report this as a bug.")
         models = [Store(folder).model(record.key) for record in records]
     shown = int((data.test.y == data.classes.index(SHOWN)).nonzero()[0])
-    maps = [head_maps(model, data.test.x) for model in models]
     return [
-        Member(name, primal, record, seconds, head_distance(each), each[:, shown].clone())
-        for record, each in zip(records, maps, strict=True)
+        Member(name, primal, record, seconds, _distance(model, data.test.x), _maps(model, data.test.x[shown]))
+        for record, model in zip(records, models, strict=True)
     ]
+
+
+def _distance(model: nn.Module, series: Tensor) -> float:
+    """Between the maps of two heads, on average over pairs of heads, series and layers."""
+    found = head_distance(model, series).shared
+    assert found is not None  # mean pooling has weights to share
+    return found.mean
+
+
+def _maps(model: nn.Module, series: Tensor) -> Tensor:
+    """The attention weights [layers, heads, length, length] of every layer; a window's is shared by its steps."""
+    return torch.stack([head_maps(call, 0) for call in attention_calls(model, series.unsqueeze(0))])

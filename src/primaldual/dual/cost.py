@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ..primal import TrainingSet
 from .rewrites import GroupHeadsByScale
 
 if TYPE_CHECKING:
@@ -61,6 +63,11 @@ def _pairs(expansion: Expansion, scale: int, queries: int, keys: int) -> int:
     training_set = expansion.primal.training_set
     if not expansion.pattern_only:
         return queries * training_set.points(scale, keys)
+    return _visible_pairs(training_set, scale, queries, keys)
+
+
+@lru_cache(maxsize=256)
+def _visible_pairs(training_set: TrainingSet, scale: int, queries: int, keys: int) -> int:
     visible = training_set.visible(scale, queries, keys, torch.device("cpu"))
     assert visible is not None
     return int(visible.sum())

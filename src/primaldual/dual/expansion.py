@@ -53,10 +53,6 @@ class Expansion:
         """The input map of which only the queries' side is left."""
         return self.primal.point_maps[-1] if self.one_sided else None
 
-    def allows(self, rewrite: type[Rewrite]) -> bool:
-        """Whether this identity was applied."""
-        return rewrite in self.rewrites
-
     def rewritten(self, *rewrites: type[Rewrite]) -> Expansion:
         """With those of the identities applied that hold here."""
         found = self

@@ -22,7 +22,7 @@ def explain(expansion: Expansion, format: str, *, length: int | None, heads: int
     sections = [
         _layer(primal),
         _problem(primal),
-        _stationarity(primal),
+        _stationarity(),
         _expansion(primal),
         _relaxed(primal),
         _rewrites(expansion),
@@ -72,7 +72,7 @@ def _problem(p: Primal) -> Section:
     return Section("The regression", lines)
 
 
-def _stationarity(p: Primal) -> Section:
+def _stationarity() -> Section:
     lines = [
         say("At the saddle point the derivatives of the Lagrangian vanish:"),
         formula(

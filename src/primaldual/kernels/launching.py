@@ -25,6 +25,11 @@ MULTIPROCESSORS = 132
 """Of a large GPU, an H200: among so many the work of a launch is divided."""
 
 
+def relative_size(device: torch.device) -> float:
+    """Multiprocessors of a GPU, as a multiple of an H200's."""
+    return torch.cuda.get_device_properties(device).multi_processor_count / MULTIPROCESSORS
+
+
 def without_triton() -> str | None:
     return None if _TRITON else "Triton is not installed"
 
@@ -58,8 +63,8 @@ def refusal_of_device(device: torch.device) -> str | None:
 def captured(x: Tensor) -> bool:
     """Whether a CUDA graph is captured, or a compiler traces: what the host does here, it does once.
 
-    So does any stream but the default one, which no graph can capture: torch's recipe warms up on a side stream what it
-    captures next, and both must choose alike.
+    So does any stream but the default one, which no graph can capture: as torch advises, what is to be captured is run
+    on a side stream before, and both must choose alike.
     """
     return x.is_cuda and (
         torch.compiler.is_compiling()
@@ -134,6 +139,23 @@ def launch(
         _ready.add(key, ready, bool(stream) and torch.cuda.is_current_stream_capturing())
     if steps is not None:
         steps.append(Launch(str(key[0]), tensors, ready))
+
+
+def launch_kernel(
+    kernel: Any, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], numbers: tuple[object, ...],
+    warps: int = 4, stages: int = 3,
+) -> None:  # fmt: skip
+    """Launch a kernel that does not start early, with tensors and then numbers, strides and constants among them.
+
+    They tell apart whatever it is specialised by, so that nobody has to name that.
+    """
+    kinds = (None if x is None else (x.dtype, x.device, x.data_ptr() % 16 == 0) for x in tensors)
+    launch(
+        (kernel.__name__, kernel.fn, grid, numbers, warps, stages, *kinds),  # names stand in several files
+        tensors,
+        lambda: (kernel, grid, numbers, options(warps, stages)),
+        early=False,
+    )
 
 
 @functools.cache

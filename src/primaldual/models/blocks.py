@@ -6,7 +6,7 @@ from copy import deepcopy
 
 from torch import Tensor, nn
 
-from ..nn import TransformerEncoderLayer
+from ..nn import MultiheadAttention, TransformerEncoderLayer
 from .config import SeriesConfig
 
 
@@ -41,10 +41,14 @@ def flowformer_blocks(config: SeriesConfig) -> list[TransformerEncoderLayer]:
     """Drawn one by one; query, key, value and output projections start as plain linear layers do."""
     layers = [block(config) for _ in range(config.layers)]
     for layer in layers:
-        attention = layer.self_attn
-        assert attention.in_proj_weight is not None and attention.in_proj_bias is not None
-        bound = config.d_model**-0.5
-        for parameter in (attention.in_proj_weight, attention.in_proj_bias):
-            nn.init.uniform_(parameter, -bound, bound)
-        attention.out_proj.reset_parameters()
+        projections_as_linear(layer.self_attn)
     return layers
+
+
+def projections_as_linear(attention: MultiheadAttention) -> None:
+    """Draw the projections of queries, keys, values and output as four plain linear layers start."""
+    assert attention.in_proj_weight is not None and attention.in_proj_bias is not None
+    bound = attention.embed_dim**-0.5
+    for parameter in (attention.in_proj_weight, attention.in_proj_bias):
+        nn.init.uniform_(parameter, -bound, bound)
+    attention.out_proj.reset_parameters()

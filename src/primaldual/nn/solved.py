@@ -14,6 +14,7 @@ from torch.nn.functional import dropout, pad
 from ..ops import masks
 from ..ops.layer import LayerProblem
 from ..primal import AllKeys, Pooled, Primal, Sparse
+from ..primal._spec import is_number
 from ..svr.arguments import double
 from ..svr.design import Design, PerQueryError, design
 from ..svr.implicit import ridge, support_vectors, values_of
@@ -93,9 +94,9 @@ class SolvedAttention(MultiheadAttention):
         )  # fmt: skip
         if loss not in get_args(Loss):
             raise ValueError(f"loss must be one of {', '.join(map(repr, get_args(Loss)))}; got {loss!r}")
-        if not (_is_number(C) and C > 0):
+        if not (is_number(C) and 0 < C < math.inf):
             raise ValueError(f"C must be a positive finite number, got {C!r}")
-        if not (_is_number(epsilon) and epsilon >= 0):
+        if not (is_number(epsilon) and 0 <= epsilon < math.inf):
             raise ValueError(f"epsilon must be a finite number of at least 0, got {epsilon!r}")
         if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
             raise ValueError(f"max_iter must be an integer of at least 1, got {max_iter!r}")
@@ -175,10 +176,6 @@ class SolvedAttention(MultiheadAttention):
         shares = torch.eye(tokens, dtype=keys.dtype, device=keys.device).expand(*keys.shape[:2], tokens, tokens)
         # pooled like targets, a token's indicator is its share of each point
         return weights @ design(replace(self.primal, bias=False), keys, shares, hidden, None, False, parameters).targets
-
-
-def _is_number(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
 
 
 def _hidden(padding: Tensor | None) -> Tensor | None:

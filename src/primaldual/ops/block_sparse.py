@@ -19,7 +19,7 @@ from ..dual.form import pieces_of, pooling_of
 from ..kernels.kept import on_device
 from ..primal import Sparse
 from ..primal.patterns import Band, Block, Piece, Residues, Summary
-from . import gathered, sdpa
+from . import gathered, softmax
 from .gathered import Laid, Part, Span, near_block, summary_columns
 from .pooling import Pool
 from .problem import Problem
@@ -37,13 +37,10 @@ RECOMPILES = 64
 """Kernels kept: beyond torch's own limit of 8, FlexAttention would compute all N² scores without a word."""
 
 
-class Kept(NamedTuple):
-    """What the pieces of a problem cost forward, and what the dense mask costs."""
+class PatternCost(NamedTuple):
+    """What the pieces of a problem cost forward."""
 
-    columns: int  # scores computed for a query of the least pooled head
-    length: int  # its keys
     flops: int
-    dense_flops: int
     pieces: int  # attentions run one after the other
 
 
@@ -52,7 +49,7 @@ def refusal(problem: Problem) -> str | None:
     training_set = problem.primal.training_set
     if type(training_set) is not Sparse:
         return "the training set is not Sparse: every query sees all keys"
-    if reason := sdpa.refusal(problem):
+    if reason := softmax.refusal(problem, "fused attention"):
         return reason
     if problem.query_offset:
         return f"its pieces are laid out from token 0 on, and the first query stands at token {problem.query_offset}"
@@ -71,23 +68,21 @@ def refusal(problem: Problem) -> str | None:
     return None
 
 
-def estimate(problem: Problem) -> Kept:
+def estimate(problem: Problem) -> PatternCost:
     """Scores, FLOPs (2·B·H·L·columns·(D + Dv) for a group of heads) and pieces, as functions of shape."""
     training_set = problem.primal.training_set
     assert isinstance(training_set, Sparse)
     fused = _flex_runs(problem)
     batch, _, queries, dim = problem.q.shape
     tokens, both = problem.k.shape[2], dim + problem.v.shape[-1]
-    flops = dense_flops = count = 0
-    least_pooled = (0, 0)
-    for scale, heads in reversed(GroupHeadsByScale.groups(problem.scales)):
+    flops = count = 0
+    for scale, heads in GroupHeadsByScale.groups(problem.scales):
         length = training_set.points(scale, tokens)
         pieces = pieces_of(training_set.pattern, length) or ()
         per_score = 2 * batch * len(heads) * queries * both
         columns = sum(_columns(piece, length, scale, fused) for piece in pieces)
-        flops, dense_flops, count = flops + per_score * columns, dense_flops + per_score * length, count + len(pieces)
-        least_pooled = columns, length
-    return Kept(*least_pooled, flops, dense_flops, count)
+        flops, count = flops + per_score * columns, count + len(pieces)
+    return PatternCost(flops, count)
 
 
 def _columns(piece: Piece, length: int, scale: int, fused: bool) -> int:
@@ -112,7 +107,7 @@ def _up(count: int, tile: int) -> int:
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
     """The identities that this executor makes use of."""
-    return (*sdpa.one_sided_rewrites(problem), KeepPattern, GroupHeadsByScale)
+    return (*softmax.one_sided_rewrites(problem), KeepPattern, GroupHeadsByScale)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -133,7 +128,7 @@ def _attend(p: Problem) -> Tensor:
     attend_piece = flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)
     usual = p.relative_scale == 1.0  # pieces divide by √D
     if not p.is_causal:
-        q, points, _ = sdpa.one_sided(p)
+        q, points, _ = softmax.one_sided(p)
         q = q if usual else q * p.relative_scale
         slot, per_key = _slots(p)
         if slot is None:
@@ -142,7 +137,7 @@ def _attend(p: Problem) -> Tensor:
         query = slot.new_zeros(length * per_key).index_copy(0, slot, torch.arange(q.shape[2], device=q.device))
         q = q.index_select(2, query)  # slots that no query takes hold some query, and no one looks
         return gathered.attend(q, points, None, pieces, per_key, None, attend_piece, not fused).index_select(2, slot)
-    queries, causal = sdpa.one_sided_causal(p)
+    queries, causal = softmax.one_sided_causal(p)
     q = queries.rows.flatten(2, 3)
     q = q if usual else q * p.relative_scale
     complete = Pool(causal.keys[:, :, :, -1], causal.values[:, :, :, -1], _last(causal.seen), _last(causal.bias))

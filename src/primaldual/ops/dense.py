@@ -22,11 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import pooling_of
 from ..primal import Exponential, Moments
-from . import reference
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem, accumulated
-from .sdpa import needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites
-from .statistics import masked_moments
+from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites
+from .statistics import masked_moments, moments
 
 
 class Running(NamedTuple):
@@ -57,7 +56,7 @@ def refusal(problem: Problem) -> str | None:
         return f"only {primal.training_set!r} knows its points"
     if max(problem.scales) > 1 and (reason := needs_own_keys(problem)):
         return reason
-    return reference.refusal(problem)
+    return None if problem.repeat_weights else problem.weights_refusal()
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
@@ -75,7 +74,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     finite = p.primal.features.finite
     if needs_own_keys(p):
-        sides = _masked(p, p.q, Pool(p.k, p.v, None, p.key_bias), reference.seen_tokens(p))
+        sides = _masked(p, p.q, Pool(p.k, p.v, None, p.key_bias), p.seen_tokens())
         queries, scores = _by_blocks(p)
     else:
         sides = _causal(p) if p.is_causal else _masked(p, *one_sided(p))
@@ -97,10 +96,7 @@ def _masked(p: Problem, queries: Tensor, points: Pool, seen: Tensor | None) -> S
     pattern = visible(p)
     if pattern is not None:
         seen = pattern[None, None] if seen is None else seen & pattern
-    bias = None if points.bias is None else points.bias.unsqueeze(2)
-    if p.attn_bias is not None:
-        bias = p.attn_bias if bias is None else bias + p.attn_bias
-    return Sides(queries, points.keys, points.values, seen, bias)
+    return Sides(queries, points.keys, points.values, seen, bias_of(p, points))
 
 
 def _causal(p: Problem) -> Sides:
@@ -166,14 +162,14 @@ def _kernel(p: Problem, x: Tensor, y: Tensor) -> Tensor:
     features = p.primal.features
     if p.relative_scale != 1.0:
         x, y = x * math.sqrt(p.relative_scale), y * math.sqrt(p.relative_scale)
-    return features.log_kernel(x, y) if isinstance(features, Exponential) else features.kernel(x, y, p.parameters)
+    return features.log_kernel(x, y) if type(features) is Exponential else features.kernel(x, y, p.parameters)
 
 
 def _by_blocks(p: Problem) -> tuple[Tensor, Tensor]:
     """Mapped queries, and their scores with keys that are mapped for each of them."""
     rows = max(1, p.q.shape[2] // p.q.shape[3])  # queries × keys × channels is then no more than all scores
-    parts = []
-    for block in zip(p.q.split(rows, dim=2), _every_row(p).split(rows, dim=2), strict=True):
+    parts, seen = [], p.seen_tokens().expand(-1, -1, p.q.shape[2], -1)
+    for block in zip(p.q.split(rows, dim=2), seen.split(rows, dim=2), strict=True):
         if torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
             parts.append(checkpoint(_block, p, *block, use_reentrant=False))
         else:
@@ -182,18 +178,13 @@ def _by_blocks(p: Problem) -> tuple[Tensor, Tensor]:
     return torch.cat(queries, dim=2), torch.cat(scores, dim=2)
 
 
-def _every_row(p: Problem) -> Tensor:
-    seen = reference.seen_tokens(p)
-    return seen.expand(-1, -1, p.q.shape[2], -1)
-
-
 def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     x, keys = queries.unsqueeze(3), p.k.unsqueeze(2)
     for map_ in p.primal.point_maps:
         if keys.shape[2] == 1:  # still the same for all queries
             found = Moments(*(m if m is None else m.unsqueeze(3) for m in masked_moments(map_, keys.squeeze(2), seen)))
         else:
-            found = reference.moments(map_, keys, seen)
+            found = moments(map_, keys, seen)
         x, keys = map_.apply(x, found, p.parameters), map_.apply(keys, found, p.parameters)
     return x.squeeze(3), _kernel(p, x, keys).squeeze(3)
 
@@ -219,17 +210,23 @@ def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Te
 
 
 def _over_tokens(p: Problem, weights: Tensor) -> Tensor:
-    """A window's weight is shared by its tokens, as far as the query sees them: [B, H, L, W] to [B, H, L, S]."""
+    """A window's weight is shared by its tokens, as far as the query sees them: [B, H, L, W] to [B, H, L, S].
+
+    Where weights are repeated, each of them has the whole.
+    """
     pooled, tokens, device = pooling_of(p.primal.training_set), p.k.shape[2], p.q.device
     if pooled is None or p.scale == 1:
         return fit_length(weights.transpose(2, 3), tokens).transpose(2, 3)
-    seen = reference.seen_tokens(p)  # [B or 1, 1, L or 1, S]
+    seen = p.seen_tokens()  # [B or 1, 1, L or 1, S]
     if pooled.how == "kmeans":
         share = pooled.reduce(p.k, p.v, seen, p.scale, p.parameters).share
         assert share is not None
-        return weights @ share.squeeze(2)
+        share = share.squeeze(2)
+        return weights @ ((share > 0).to(weights.dtype) if p.repeat_weights else share)
     window, _ = pooled.window(torch.arange(tokens, device=device), p.scale, tokens)
     window = window.clamp(max=weights.shape[3] - 1)  # those after the last query's are seen by none
-    votes = seen.to(weights.dtype)
-    count = votes.new_zeros(*votes.shape[:3], weights.shape[3]).index_add(3, window, votes)
-    return (weights / count.clamp(min=1)).index_select(3, window).where(seen, 0.0)
+    if not p.repeat_weights:
+        votes = seen.to(weights.dtype)
+        count = votes.new_zeros(*votes.shape[:3], weights.shape[3]).index_add(3, window, votes)
+        weights = weights / count.clamp(min=1)
+    return weights.index_select(3, window).where(seen, 0.0)

@@ -17,9 +17,10 @@ import torch
 
 from ..dual import form_of
 from ..kernels.cudnn import attention as cudnn
+from ..kernels.launching import relative_size
 from ..kernels.native import library as native
 from ..primal.features import FeatureMap
-from . import block_sparse, linear, mixed, sdpa
+from . import block_sparse, linear, mixed, softmax
 from .problem import Problem
 
 TRAINING = 3.5
@@ -32,7 +33,7 @@ TRAINING_BYTES = 3.0
 """The same of what moves: four tensors, then eight."""
 
 
-class Fit(NamedTuple):
+class Efficiency(NamedTuple):
     """How an executor uses a device. Host seconds are those of forward and backward."""
 
     share: float  # of the device's FLOPs per second
@@ -47,7 +48,7 @@ class Fit(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What was measured on a device; `fits` by executor.
+    """What was measured on a device; `efficiencies` by executor.
 
     "masked": sdpa with a mask that is stored. "pieces": block_sparse without FlexAttention. "compiled": ragged with
     what `primaldual build` makes.
@@ -58,8 +59,7 @@ class Device(NamedTuple):
     gap: float  # device seconds between two launches
     host: float  # host seconds per launch; 0: the host is the device
     rates: Mapping[torch.dtype, float]  # FLOPs per second of long attention at head dimension 64
-    fits: Mapping[str, Fit]
-    processors: int = 0
+    efficiencies: Mapping[str, Efficiency]
 
 
 H200 = Device(
@@ -69,26 +69,26 @@ H200 = Device(
     host=10e-6,
     # bfloat16: cuDNN, forward and backward, 16384 × 64; float32 and float64 were not measured
     rates={torch.bfloat16: 437e12, torch.float16: 437e12, torch.float32: 30e12, torch.float64: 10e12},
-    fits={
-        "linear": Fit(1.0, call=150e-6),  # not measured beyond the bandwidth
-        "block_sparse": Fit(0.45, narrowest=56, part=1.6e-3),  # FlexAttention, 16384, batch 2, eager
-        "pieces": Fit(0.45, part=1.6e-3),  # in plain torch, with dropout: 93 steps, batch 320, captured
+    efficiencies={
+        "linear": Efficiency(1.0, call=150e-6),  # not measured beyond the bandwidth
+        "block_sparse": Efficiency(0.45, narrowest=56, part=1.6e-3),  # FlexAttention, 16384, batch 2, eager
+        "pieces": Efficiency(0.45, part=1.6e-3),  # in plain torch, with dropout: 93 steps, batch 320, captured
         # cuDNN; long scaled heads on streams beside ours; dropout: 1152, batch 80, and 1000, batch 320
-        "sdpa": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, dropout=1.43),
-        "mixed": Fit(1.0, row=220, narrowest=56, call=150e-6, part=540e-6),
-        "masked": Fit(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),  # a pattern's mask at 4096, batch 4
+        "sdpa": Efficiency(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, dropout=1.43),
+        "mixed": Efficiency(1.0, row=220, narrowest=56, call=150e-6, part=540e-6),
+        # a pattern's mask at 4096, batch 4
+        "masked": Efficiency(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),
         # a pattern: 896 × 16 and 1152 × 64, with dropout, 1.11 to 1.28
         # inference: 4096 and 16384, scaled heads, 328 and 2286 µs
-        "ragged": Fit(0.95, row=200, narrowest=36, call=560e-6, dropout=1.18, pattern=1.25, forward=1.05),
-        "compiled": Fit(0.95, row=200, narrowest=36, call=220e-6, dropout=1.18, forward=1.05),  # 128 and 1024, eager
-        "dense": Fit(0.30, call=150e-6, part=540e-6),  # not measured
-        "reference": Fit(0.30, call=150e-6),  # not measured
-        "product": Fit(1.6),  # a layer's projections at 4096, batch 8, 512 wide
+        "ragged": Efficiency(0.95, row=200, narrowest=36, call=560e-6, dropout=1.18, pattern=1.25, forward=1.05),
+        # 128 and 1024, eager
+        "compiled": Efficiency(0.95, row=200, narrowest=36, call=220e-6, dropout=1.18, forward=1.05),
+        "dense": Efficiency(0.30, call=150e-6, part=540e-6),  # not measured
+        "reference": Efficiency(0.30, call=150e-6),  # not measured
+        "product": Efficiency(1.6),  # a layer's projections at 4096, batch 8, 512 wide
     },
-    processors=132,
 )
-"""torch 2.11, captured and eager, forward and backward. Other GPUs: the same constants, and rates by their number of
-processors."""
+"""torch 2.11, captured and eager, forward and backward. Other GPUs: the same constants, and rates by their size."""
 
 CPU = Device(
     name="a CPU",
@@ -96,18 +96,18 @@ CPU = Device(
     gap=0.0,
     host=0.0,
     rates={torch.float32: 1.2e11, torch.float64: 6e10, torch.bfloat16: 1.2e11, torch.float16: 6e10},
-    fits={
-        "linear": Fit(0.125),
-        "block_sparse": Fit(0.20),  # pieces pay when they hold at most one key in five
-        "pieces": Fit(0.20),
-        "sdpa": Fit(1.0),
-        "mixed": Fit(1e-6),  # not there
-        "masked": Fit(1.0),
-        "ragged": Fit(1e-6),  # Triton's interpreter, for tests
-        "compiled": Fit(1e-6),
-        "dense": Fit(0.6, bandwidth=0.15),  # 256 and 1024, with weights and without, within a factor of 3
-        "reference": Fit(0.5, bandwidth=0.15),
-        "product": Fit(1.0),
+    efficiencies={
+        "linear": Efficiency(0.125),
+        "block_sparse": Efficiency(0.20),  # pieces pay when they hold at most one key in five
+        "pieces": Efficiency(0.20),
+        "sdpa": Efficiency(1.0),
+        "mixed": Efficiency(1e-6),  # not there
+        "masked": Efficiency(1.0),
+        "ragged": Efficiency(1e-6),  # Triton's interpreter, for tests
+        "compiled": Efficiency(1e-6),
+        "dense": Efficiency(0.6, bandwidth=0.15),  # 256 and 1024, with weights and without, within a factor of 3
+        "reference": Efficiency(0.5, bandwidth=0.15),
+        "product": Efficiency(1.0),
     },
 )
 """Two cores, results/cpu/attention.json. An operator's own overhead is part of the rates."""
@@ -206,7 +206,7 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
         weights=problem.need_weights,
         own_points=(problem.is_causal or problem.attn_hidden is not None)
         and (scaled or any(map_.needs != "nothing" for map_ in maps)),
-        own_keys=sdpa.needs_own_keys(problem) is not None,
+        own_keys=softmax.needs_own_keys(problem) is not None,
         long=mixed.long_groups(problem),
     )  # fmt: skip
 
@@ -217,15 +217,11 @@ def device_of(device: torch.device) -> Device:
         return CPU
     if torch.compiler.is_compiling():
         return H200
-    found = torch.cuda.get_device_properties(device)
-    if "H200" in found.name and found.multi_processor_count == H200.processors:
+    name, size = torch.cuda.get_device_name(device), relative_size(device)
+    if "H200" in name and size == 1.0:
         return H200
-    larger = found.multi_processor_count / H200.processors
-    return H200._replace(
-        name=f"{found.name} (by the constants of an H200)",
-        rates={dtype: rate * larger for dtype, rate in H200.rates.items()},
-        processors=found.multi_processor_count,
-    )
+    rates = {dtype: rate * size for dtype, rate in H200.rates.items()}
+    return H200._replace(name=f"{name} (by the constants of an H200)", rates=rates)
 
 
 def estimate(impl: str, sizes: Sizes) -> Estimate:
@@ -236,7 +232,7 @@ def estimate(impl: str, sizes: Sizes) -> Estimate:
 class _Count(NamedTuple):
     """Of the forward pass, but for `back`, the launches of the backward one."""
 
-    fit: str
+    efficiency: str
     flops: float
     bytes: float
     launches: int
@@ -247,18 +243,18 @@ class _Count(NamedTuple):
 
 
 def _total(sizes: Sizes, count: _Count) -> Estimate:
-    device, fit = sizes.device, sizes.device.fits[count.fit]
-    share = fit.share if sizes.backward else fit.forward or fit.share
+    device, efficiency = sizes.device, sizes.device.efficiencies[count.efficiency]
+    share = efficiency.share if sizes.backward else efficiency.forward or efficiency.share
     rate = share * device.rates.get(sizes.dtype, device.rates[torch.float32])
     more, more_bytes = (TRAINING, TRAINING_BYTES) if sizes.backward else (1.0, 1.0)
     launches = count.launches + (count.back if sizes.backward else 0)
-    busy = (count.flops if count.busy is None else count.busy) * (fit.dropout if sizes.dropout else 1.0)
+    busy = (count.flops if count.busy is None else count.busy) * (efficiency.dropout if sizes.dropout else 1.0)
     beside = (2.0 if sizes.backward else 1.0) * count.beside
-    on_device = max(more * busy / rate, more_bytes * count.bytes / (fit.bandwidth * device.bandwidth))
+    on_device = max(more * busy / rate, more_bytes * count.bytes / (efficiency.bandwidth * device.bandwidth))
     on_device += beside / device.bandwidth + launches * device.gap
     host = 0.0
     if device.host and not sizes.captured:
-        host = launches * device.host + (fit.call + fit.part * count.parts) * more / TRAINING
+        host = launches * device.host + (efficiency.call + efficiency.part * count.parts) * more / TRAINING
     return Estimate(more * count.flops, more_bytes * count.bytes + beside, launches, on_device, host)
 
 
@@ -285,14 +281,14 @@ def _mixed(sizes: Sizes) -> _Count:
 
     Re-centring adds a sum over rows. Ours, and cuDNN's where it must, come after a copy of their log-sum-exps.
     """
-    ours, fit = _ragged(sizes), sizes.device.fits["mixed"]
+    ours, efficiency = _ragged(sizes), sizes.device.efficiencies["mixed"]
     if not sizes.backward:
         return ours._replace(launches=ours.launches + 1)  # the same, and of equals ours is to be taken
-    busy = _attention(sizes, sizes.points, fit.row, fit.narrowest)
+    busy = _attention(sizes, sizes.points, efficiency.row, efficiency.narrowest)
     groups = len(sizes.groups)
     each = 4 + sizes.maps + (not cudnn.STRIDED)
     back = each * sizes.long + (ours.back + 1 if sizes.long < groups else 0)
-    return ours._replace(fit="mixed", back=back, parts=groups, busy=busy)
+    return ours._replace(efficiency="mixed", back=back, parts=groups, busy=busy)
 
 
 def _sdpa(sizes: Sizes) -> _Count:
@@ -311,12 +307,12 @@ def _sdpa(sizes: Sizes) -> _Count:
         forward, back = forward + 3 * sizes.pooled, back + 3 * sizes.pooled
     forward, back = forward + 3 * groups * sizes.maps, back + 4 * groups * sizes.maps
     name = "masked" if masked else "sdpa"
-    fit = sizes.device.fits[name]
+    efficiency = sizes.device.efficiencies[name]
     spent = keys
     if sizes.backward and sizes.device.host and sizes.dtype.itemsize == 2 and not masked:
         odd = sum(heads * points for _, heads, points in sizes.groups if cudnn.wrong_gradients(points))
         spent += (WITHOUT_CUDNN - 1.0) * odd
-    busy = _attention(sizes, spent, fit.row, fit.narrowest)
+    busy = _attention(sizes, spent, efficiency.row, efficiency.narrowest)
     parts, beside = groups if groups > 1 else 0, 3.0 * sizes.maps * _pass(sizes)
     return _Count(name, _attention(sizes, keys), _rows(sizes), forward, back, parts, busy, beside)
 
@@ -333,14 +329,14 @@ def _ragged(sizes: Sizes) -> _Count:
     Re-centring adds a sum over rows each way, and backward a pass over the gradients of the keys.
     """
     name = "compiled" if sizes.compiled and sizes.inside and not sizes.pieces else "ragged"
-    fit, keys = sizes.device.fits[name], sizes.points * (0.5 if sizes.causal else 1.0)
+    efficiency, keys = sizes.device.efficiencies[name], sizes.points * (0.5 if sizes.causal else 1.0)
     forward, back = 1 + (sizes.pooled > 0), 2
     if sizes.inside:
         forward, back = forward + sizes.maps, back + 2 * sizes.maps
     else:
         groups = len(sizes.groups)
         forward, back = forward + groups * (6 + 3 * sizes.maps), back + groups * (6 + 4 * sizes.maps)
-    busy = _attention(sizes, keys, fit.row, fit.narrowest) * (fit.pattern if sizes.pieces else 1.0)
+    busy = _attention(sizes, keys, efficiency.row, efficiency.narrowest) * (efficiency.pattern if sizes.pieces else 1.0)
     beside = 2.5 * sizes.maps * _pass(sizes)
     return _Count(name, _attention(sizes, keys), _rows(sizes), forward, back, busy=busy, beside=beside)
 
@@ -353,7 +349,7 @@ def _block_sparse(sizes: Sizes) -> _Count:
     if sizes.plain:
         moved += 40 * 4 * flops / (2 * (sizes.head_dim + sizes.value_dim))
         return _Count("pieces", flops, moved, 40 * pieces, 60 * pieces, pieces)
-    narrowest = sizes.device.fits["block_sparse"].narrowest
+    narrowest = sizes.device.efficiencies["block_sparse"].narrowest
     wide = max(sizes.head_dim, narrowest) + max(sizes.value_dim, narrowest)
     busy = flops * wide / (sizes.head_dim + sizes.value_dim)
     return _Count("block_sparse", flops, moved, 6 * pieces, 10 * pieces, pieces, busy)

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from ..base.suggestions import did_you_mean
 from ..dual import Expansion, GroupHeadsByScale
+from ..dual.form import pooling_of
 from ..primal import Primal, TrainingSet
 from ..primal.features import Parameters
 from . import checks, masks
@@ -47,6 +48,7 @@ class Problem:
     dropout_p: float = 0.0
     parameters: Parameters = field(default_factory=dict)
     need_weights: bool = False
+    repeat_weights: bool = False  # each token has the whole weight of its pooled point, not a share of it
     scale: int = 1
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D
@@ -69,6 +71,26 @@ class Problem:
         end = self.query_offset + self.q.shape[2]
         shown = self.primal.training_set.visible(self.scale, end, self.k.shape[2], self.q.device)
         return shown if shown is None else shown[self.query_offset if first is None else first :]
+
+    def seen_tokens(self) -> Tensor:
+        """Boolean [B or 1, H or 1, L or 1, S]: the tokens that exist for each query; patterns are not looked at."""
+        queries, tokens, device = self.q.shape[2], self.k.shape[2], self.q.device
+        seen = torch.ones(1, 1, 1, tokens, dtype=torch.bool, device=device)
+        if self.key_hidden is not None:
+            seen = seen & ~self.key_hidden.unsqueeze(2)
+        if self.attn_hidden is not None:
+            seen = seen & ~self.attn_hidden
+        if self.is_causal:
+            i, j = torch.arange(queries, device=device) + self.query_offset, torch.arange(tokens, device=device)
+            seen = seen & (j <= i[:, None])
+        return seen
+
+    def weights_refusal(self) -> str | None:
+        """Why the weights that are asked for are not those of tokens; None where they are, or none are asked for."""
+        pooled = pooling_of(self.primal.training_set)
+        if self.need_weights and pooled and pooled.how in ("max", "conv") and any(s > 1 for s in self.scales):
+            return f"{pooled.how} pooling has no weights over tokens"
+        return None
 
     @property
     def scales(self) -> tuple[int, ...]:

@@ -18,8 +18,7 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale, Rewrite, beta_of, form_of
 from ..dual.form import pooling_of
 from ..kernels.kept import on_device
-from ..kernels.launching import seed_of
-from ..kernels.launching import traced as traced
+from ..kernels.launching import seed_of, traced
 from ..kernels.ragged import layout as layouts
 from ..kernels.ragged import limits
 from ..kernels.ragged import marks as ragged_marks
@@ -29,15 +28,15 @@ from ..kernels.ragged.padded import Flat, flat, keep_padded, pool_padded
 from ..kernels.ragged.points import attend_points
 from ..kernels.ragged.tokens import attend_tokens, has_tables
 from ..primal import Sparse, TrainingSet
-from . import sdpa
+from . import softmax
 from .problem import Problem, in_order, with_usual_scale
 from .statistics import centre
 
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    if reason := sdpa.refusal(problem):
-        return reason.replace("fused attention", "the ragged kernel")
+    if reason := softmax.refusal(problem, "the ragged kernel"):
+        return reason
     if problem.attn_hidden is not None:
         return "an attn_mask gives every query its own keys"
     training_set, form = problem.primal.training_set, form_of(problem.primal)
@@ -80,7 +79,7 @@ def _capturing(p: Problem) -> bool:
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
     """The identities that this executor makes use of; all heads are one call, whatever their scales."""
-    return sdpa.one_sided_rewrites(problem)
+    return softmax.one_sided_rewrites(problem)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -229,12 +228,12 @@ class _Piece(NamedTuple):
 
 
 def _piece(p: Problem) -> _Piece:
-    q, points, _ = sdpa.one_sided(p)
+    q, points, _ = softmax.one_sided(p)
     return _Piece(_scaled(q, p), points.keys, points.values, _hide(points.seen, points.bias))
 
 
 def _causal_piece(p: Problem) -> _Piece:
-    queries, points = sdpa.one_sided_causal(p)
+    queries, points = softmax.one_sided_causal(p)
     length = p.q.shape[2]
 
     def complete(x: Tensor | None) -> Tensor | None:

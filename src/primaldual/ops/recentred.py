@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..dual import Rewrite, RowConstantsCancel, beta_of, form_of
 from ..kernels.cudnn import attention as cudnn
-from ..kernels.cudnn.recentred import Recentred
+from ..kernels.cudnn.recentred import RecentredAttention
 from .problem import Problem, with_usual_scale
 
 
@@ -32,4 +32,4 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     p = with_usual_scale(problem)
     factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
     per_head = None if per_head is None else per_head.float()
-    return Recentred.apply(p.q, p.k, p.v, per_head, factor, p.dropout_p), None
+    return RecentredAttention.apply(p.q, p.k, p.v, per_head, factor, p.dropout_p), None

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
-from ..dual.form import pooling_of
 from ..primal import Exponential, Moments, PointMap
 from .problem import Problem, accumulated
 
@@ -26,10 +25,7 @@ class ZeroNormalizerError(ArithmeticError):
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    pooled = pooling_of(problem.primal.training_set)
-    if problem.need_weights and pooled and pooled.how in ("max", "conv") and any(s > 1 for s in problem.scales):
-        return f"{pooled.how} pooling has no weights over tokens"
-    return None
+    return problem.weights_refusal()
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
@@ -47,7 +43,7 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
 
     # the training set: pool keys, values and the bias on keys to points
     values = p.v if p.key_bias is None else torch.cat([p.v, _as_value(p)], dim=-1)
-    points = primal.training_set.reduce(p.k, values, seen_tokens(p), p.scale, p.parameters)
+    points = primal.training_set.reduce(p.k, values, p.seen_tokens(), p.scale, p.parameters)
     keys, values = points.keys, points.values[..., : p.v.shape[-1]]  # [B, H, R, W, D], [B, H, R, W, Dv]
     bias = points.values[..., -1] if p.key_bias is not None else torch.zeros_like(points.values[..., -1])
 
@@ -56,7 +52,7 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     per_query = keys.shape[2] > 1 or (statistics and points.seen.shape[2] > 1)
     x = p.q.unsqueeze(3) if per_query else p.q.unsqueeze(2)  # [B, H, L, 1, D] or [B, H, 1, L, D]
     for map_ in primal.point_maps:
-        found = moments(map_, keys, points.seen)
+        found = _moments(map_, keys, points.seen)
         x, keys = map_.apply(x, found, p.parameters), map_.apply(keys, found, p.parameters)
 
     # which points each query sums over
@@ -95,21 +91,7 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     if not p.need_weights:
         return out, None
     assert points.share is not None
-    return out, _apply(dropped, points.share)
-
-
-def seen_tokens(p: Problem) -> Tensor:
-    """Boolean [B or 1, H or 1, R, S]: the tokens that exist for each query."""
-    queries, tokens = p.q.shape[2], p.k.shape[2]
-    seen = torch.ones(1, 1, 1, tokens, dtype=torch.bool, device=p.q.device)
-    if p.key_hidden is not None:
-        seen = seen & ~p.key_hidden.unsqueeze(2)
-    if p.attn_hidden is not None:
-        seen = seen & ~p.attn_hidden
-    if p.is_causal:
-        i, j = torch.arange(queries, device=p.q.device) + p.query_offset, torch.arange(tokens, device=p.q.device)
-        seen = seen & (j <= i[:, None])
-    return seen
+    return out, _apply(dropped, (points.share > 0).to(dropped.dtype) if p.repeat_weights else points.share)
 
 
 def _as_value(p: Problem) -> Tensor:
@@ -118,7 +100,7 @@ def _as_value(p: Problem) -> Tensor:
     return p.key_bias.to(p.v.dtype).unsqueeze(-1).expand(-1, p.v.shape[1], -1, -1)
 
 
-def moments(map_: PointMap, keys: Tensor, seen: Tensor) -> Moments:
+def _moments(map_: PointMap, keys: Tensor, seen: Tensor) -> Moments:
     """Mean and variance over the points that are seen, one vote each, in at least float32: [B, H, R, 1, D]."""
     if map_.needs == "nothing":
         return Moments(None, None)

@@ -9,53 +9,32 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..dual import GroupHeadsByScale, Rewrite, RowConstantsCancel, derive, form_of
+from ..dual import GroupHeadsByScale, Rewrite
 from ..kernels.cudnn import attention as cudnn
-from ..primal import Exponential, KernelSum, Moments, PointMap
-from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
+from . import softmax
+from .pooling import CausalPool, fit_length
 from .pooling import visible as visible_of
 from .problem import Problem
-from .statistics import causal_moments, centre, first_key, masked_moments, moments, several
+from .softmax import CausalQueries, bias_of, one_sided, one_sided_causal
 
 _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    primal, form = problem.primal, form_of(problem.primal)
-    if type(primal.features) is not Exponential:
-        return f"fused attention has the exponential kernel, not that of {primal.features!r}"
-    if type(primal.normalizer) is not KernelSum:
-        return f"fused attention divides by the kernel sum, not by {primal.normalizer!r}"
-    if problem.need_weights:
-        return "fused attention does not return weights"
-    per_query = problem.is_causal or problem.attn_hidden is not None
-    if per_query and form.points == "own":
-        return f"only {primal.training_set!r} knows its points where every query has its own keys"
-    return needs_own_keys(problem)
-
-
-def needs_own_keys(problem: Problem) -> str | None:
-    """Why each query would need keys of its own; None where all can share them."""
-    if not problem.is_causal and problem.attn_hidden is None:
-        return None
-    for map_ in derive(problem.primal, one_sided_rewrites(problem)).maps:
-        if map_.needs != "nothing":
-            where = "" if form_of(problem.primal).softmax else " under softmax"
-            return f"{map_!r} is not the last input map{where}, so each query would need its own keys"
-    return None
+    return softmax.refusal(problem, "fused attention")
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
     """The identities that this executor makes use of."""
-    return (*one_sided_rewrites(problem), GroupHeadsByScale)
+    return (*softmax.one_sided_rewrites(problem), GroupHeadsByScale)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -63,99 +42,13 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return problem.by_group(lambda p: ((_causal if p.is_causal else _attend)(p), None))
 
 
-def one_sided_rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
-    """Where the last input map can be one of the queries alone, in the problem's dtype.
-
-    1/(σ² + ε) leaves float16's range where a feature is nearly constant; its root, on both sides, does not.
-    """
-    maps = problem.primal.point_maps
-    overflows = problem.q.dtype == torch.float16 and maps and maps[-1].needs == "variance"
-    return () if overflows else (RowConstantsCancel,)
-
-
-def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
-    """Mapped queries, mapped points, and `take` [B, H or 1, L or 1, W]: what masks leave of them (None: everything)."""
-    points = pool(p)
-    q, keys = p.q, points.keys
-    take = None if points.seen is None else points.seen.unsqueeze(2)
-    if p.attn_hidden is not None:
-        take = ~p.attn_hidden if take is None else take & ~p.attn_hidden
-    for map_ in p.expansion.maps:
-        found = moments(map_, keys, points.seen)
-        q, keys = map_.apply(q, found, p.parameters), map_.apply(keys, found, p.parameters)
-    if (last := p.expansion.query_map) is not None:
-        if p.attn_hidden is None:
-            found = moments(last, keys, points.seen)
-        else:
-            assert take is not None
-            found = masked_moments(last, keys, take)
-            if found.variance is not None:  # as in `causal_moments`
-                found = found._replace(variance=several(take.sum(-1, keepdim=True), found.variance))
-        q = RowConstantsCancel.query(q, last, found, p.parameters)
-        if _far(last, keys):
-            keys = keys - centre(keys, take)  # cancels
-    return q, points._replace(keys=keys), take
-
-
-def _far(last: PointMap, keys: Tensor) -> bool:
-    """Whether keys are to be brought near 0, which cancels, before they are scored.
-
-    Where they lie far from it, what a mapped query makes of that is large, and what its rounding leaves of the rest is
-    little; 1/σ² magnifies it. In 16 bits the keys themselves are as coarse as that.
-    """
-    return last.needs == "variance" or (last.needs == "mean" and keys.dtype.itemsize > 2)
-
-
-class CausalQueries(NamedTuple):
-    """Mapped queries in the windows they stand in; those before the first query of the problem hold nothing."""
-
-    prefix: Tensor  # [B, H, P, D]
-    rows: Tensor  # [B, H, W − skipped, s, D]
-    skipped: int  # windows before these
-    start: int  # the token at which prefix and rows begin; the problem's first query may come later
-
-    def of_problem(self, x: Tensor, p: Problem) -> Tensor:
-        """Of what was computed for every token from `start` on: the problem's queries."""
-        before = p.query_offset - self.start
-        return fit_length(x[:, :, before:] if before else x, p.q.shape[2])
-
-
-def one_sided_causal(p: Problem) -> tuple[CausalQueries, CausalPool]:
-    """Mapped queries and mapped points."""
-    points = causal_pool(p)
-    prefix, windows, scale = points.prefix.keys.shape[2], points.keys.shape[2], p.scale
-    skipped = 0 if prefix else p.query_offset // scale
-    start = skipped * scale
-    q = pad(p.q, (0, 0, p.query_offset - start, 0)) if p.query_offset > start else p.q
-    first, rest = q[:, :, :prefix], in_blocks(q[:, :, prefix:], windows - skipped, scale)
-    none = Moments(None, None)
-    for map_ in p.expansion.maps:  # these need no statistics
-        first, rest, head_keys, keys = (
-            map_.apply(x, none, p.parameters) for x in (first, rest, points.prefix.keys, points.keys)
-        )
-        points = points._replace(keys=keys, prefix=points.prefix._replace(keys=head_keys))
-    if (last := p.expansion.query_map) is not None:
-        of_first, of_rest = causal_moments(last, points)
-        if skipped:
-            of_rest = Moments(*(x if x is None else x[:, :, skipped:] for x in of_rest))
-        first = RowConstantsCancel.query(first, last, of_first, p.parameters)
-        rest = RowConstantsCancel.query(rest, last, of_rest, p.parameters)
-        if _far(last, points.keys):
-            origin = first_key(points)
-            head = points.prefix._replace(keys=points.prefix.keys - origin)
-            points = points._replace(prefix=head, keys=points.keys - origin.unsqueeze(3))
-    return CausalQueries(first, rest, skipped, start), points
-
-
 def _attend(p: Problem) -> Tensor:
     q, points, take = one_sided(p)
     visible = visible_of(p)
     if visible is not None:
         take = visible[None, None] if take is None else take & visible
-    bias = None if points.bias is None else points.bias.unsqueeze(2)
-    if p.attn_bias is not None:
-        bias = p.attn_bias if bias is None else bias + p.attn_bias
-    return _keep_nan(fused(q, points.keys, points.values, take, bias, p.dropout_p, p.score_scale), q, p)
+    out = fused(q, points.keys, points.values, take, bias_of(p, points), p.dropout_p, p.score_scale)
+    return _keep_nan(out, q, p)
 
 
 def _keep_nan(out: Tensor, q: Tensor, p: Problem) -> Tensor:

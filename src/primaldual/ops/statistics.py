@@ -11,22 +11,22 @@ from .pooling import CausalPool
 
 
 def moments(map_: PointMap, keys: Tensor, seen: Tensor | None) -> Moments:
-    """Over the points that are seen, the same for every query: [B, H, 1, D]."""
+    """Over the points [..., W, D] that are seen [..., W], the same for every query: [..., 1, D]."""
     if map_.needs == "nothing":
         return Moments(None, None)
     dtype = torch.promote_types(keys.dtype, torch.float32)
     if seen is None and map_.needs == "mean":
-        return Moments(keys.mean(2, keepdim=True, dtype=dtype), None)
+        return Moments(keys.mean(-2, keepdim=True, dtype=dtype), None)
     if seen is None:
-        variance, mean = torch.var_mean(keys.to(dtype), dim=2, correction=0, keepdim=True)
+        variance, mean = torch.var_mean(keys.to(dtype), dim=-2, correction=0, keepdim=True)
         return Moments(mean, variance)
     votes = seen.unsqueeze(-1)
-    count = votes.sum(2, keepdim=True).clamp(min=1)
-    mean = keys.where(votes, 0.0).sum(2, keepdim=True, dtype=dtype) / count
+    count = votes.sum(-2, keepdim=True).clamp(min=1)
+    mean = keys.where(votes, 0.0).sum(-2, keepdim=True, dtype=dtype) / count
     if map_.needs == "mean":
         return Moments(mean, None)
     wide = keys.to(dtype)
-    return Moments(mean, (wide - mean).square().where(votes, 0.0).sum(2, keepdim=True) / count)
+    return Moments(mean, (wide - mean).square().where(votes, 0.0).sum(-2, keepdim=True) / count)
 
 
 def masked_moments(map_: PointMap, keys: Tensor, seen: Tensor) -> Moments:

@@ -11,6 +11,7 @@ from ..base.spread import spread, spread_text
 from ..training import Record
 from . import render
 from .engine import Failure
+from .families import family
 from .job import jobs, recorded
 from .notes import notes
 from .numbers import SEEDS
@@ -22,12 +23,15 @@ COLUMNS = (
     "set", "mechanism", "kind", "seeds", "failed", "mean", "std", "paper_mean", "paper_std", "wins", "ties", "losses",
     "p",
 )  # fmt: skip
-KINDS = ("best", "last")
+KINDS = {
+    "best": "best: of all epochs, chosen on the test set, as the paper's code bases do.",
+    "selected": "selected: the weights that did best on the validation part, on the test part.",
+    "last": "last: after the last epoch or step, nothing chosen.",
+}
+"""What is reported of a run, in words."""
 LEGEND = (
     "paper: mean ± std of 5 runs, as printed. Measured: mean ± std (n − 1) over the seeds that came to the end. "
-    "Averages, and the paper's wins: of the sets that are measured for every mechanism here, all if none is.",
-    "best: of all epochs, chosen on the test set, as the paper's code bases do. last: after the last epoch, nothing "
-    "chosen.",
+    "Averages, and the paper's wins: of the paper's sets that are measured for every mechanism here, all if none is.",
     "wins / ties / losses, p: of the two-sided exact sign test, ties left out. sets: means over the seeds. seeds: "
     "every seed of every set, paired with the baseline's of the same seed; as pairs of one set are much alike, p then "
     "says something about these sets, not about others.",
@@ -40,11 +44,12 @@ class Cell:
 
     best: dict[int, float] = field(default_factory=dict)
     last: dict[int, float] = field(default_factory=dict)
+    selected: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
     def values(self, kind: str) -> dict[int, float]:
-        """`best` or `last`."""
-        return self.best if kind == "best" else self.last
+        """`best`, `last` or `selected`."""
+        return {"best": self.best, "last": self.last, "selected": self.selected}[kind]
 
 
 @dataclass(frozen=True)
@@ -90,9 +95,9 @@ class Comparison:
 
     @property
     def averaged(self) -> tuple[str, ...]:
-        """The sets that every mechanism has a value for; all of them when there is none."""
-        whole = [name for name in self.datasets if all(self.cells[name, m].last for m in self.mechanisms)]
-        return tuple(whole) or self.datasets
+        """The paper's sets that every mechanism has a value for; all of them when there is none."""
+        paper = [name for name in self.datasets if name not in self.table.also] or list(self.datasets)
+        return tuple(name for name in paper if all(self.cells[name, m].last for m in self.mechanisms)) or tuple(paper)
 
     def mean(self, dataset: str, mechanism: str, kind: str) -> float | None:
         """Over the seeds, or as the paper has it."""
@@ -110,12 +115,17 @@ class Comparison:
 
     def grids(self) -> tuple[Grid, ...]:
         """The numbers, and the comparison with the baseline, as text."""
+        kinds = self.table.kinds
         numbers = [
-            (name if kind == "paper" else "", kind, *(self._text(name, m, kind) for m in self.mechanisms))
+            (
+                family(name).title(name) if kind == "paper" else "",
+                kind,
+                *(self._text(name, m, kind) for m in self.mechanisms),
+            )
             for name in self.datasets
-            for kind in ("paper", *KINDS)
+            for kind in ("paper", *kinds)
         ]
-        for kind in ("paper", *KINDS):
+        for kind in ("paper", *kinds):
             label = f"Average of {len(self.averaged)}" if kind == "paper" else ""
             numbers.append((label, kind, *(_number(self.average(m, kind)) for m in self.mechanisms)))
         found = (Grid(f"{self.table.name}: {self.table.title}", ("set", "", *self.mechanisms), tuple(numbers)),)
@@ -123,11 +133,11 @@ class Comparison:
             return found
         compared = [
             ("sets" if kind == "paper" else "", kind, *(_outcome(self.by_set(m, kind)) for m in self.rivals))
-            for kind in ("paper", *KINDS)
+            for kind in ("paper", *kinds)
         ]
         compared += [
-            ("seeds" if kind == "best" else "", kind, *(_outcome(self.by_seed(m, kind)) for m in self.rivals))
-            for kind in KINDS
+            ("seeds" if kind == kinds[0] else "", kind, *(_outcome(self.by_seed(m, kind)) for m in self.rivals))
+            for kind in kinds
         ]
         title = f"against {self.table.baseline}: wins / ties / losses (p)"
         return (*found, Grid(title, ("pairs", "", *self.rivals), tuple(compared)))
@@ -143,7 +153,7 @@ class Comparison:
         for name in self.datasets:
             for m in self.mechanisms:
                 cell, paper = self.cells[name, m], self.table.printed(name, m)
-                for kind in KINDS:
+                for kind in self.table.kinds:
                     values = list(cell.values(kind).values())
                     yield {
                         "set": name, "mechanism": m, "kind": kind, "seeds": len(values), "failed": len(cell.failed),
@@ -151,7 +161,7 @@ class Comparison:
                         "paper_mean": paper and paper.mean, "paper_std": paper and paper.std,
                     } | self._compared(m, outcome(self.gains(name, m, kind)))  # fmt: skip
         for m in self.mechanisms:
-            for kind in KINDS:
+            for kind in self.table.kinds:
                 means = {"mean": self.average(m, kind), "paper_mean": self.average(m, "paper")}
                 row = {"set": "all, by set", "mechanism": m, "kind": kind} | means
                 yield row | self._compared(m, self.by_set(m, kind))
@@ -160,9 +170,14 @@ class Comparison:
     def _compared(self, mechanism: str, found: Outcome) -> dict[str, Any]:
         return found._asdict() | {"p": found.p} if mechanism in self.rivals and any(found) else {}
 
+    @property
+    def legend(self) -> tuple[str, ...]:
+        """What the words in it mean."""
+        return (LEGEND[0], " ".join(KINDS[kind] for kind in self.table.kinds), *LEGEND[1:])
+
     def markdown(self) -> str:
         """For reading."""
-        return render.markdown(self.grids(), self.notes, LEGEND)
+        return render.markdown(self.grids(), self.notes, self.legend)
 
     def csv(self) -> str:
         """For computing."""
@@ -170,7 +185,7 @@ class Comparison:
 
     def latex(self) -> str:
         """For a paper; needs booktabs."""
-        return render.latex(self.grids(), self.notes, LEGEND)
+        return render.latex(self.grids(), self.notes, self.legend)
 
 
 def compare(
@@ -204,6 +219,7 @@ def _cell(records: dict[int, Record]) -> Cell:
     return Cell(
         {seed: record.best.value for seed, record in ended.items() if record.best},
         {seed: record.last.value for seed, record in ended.items() if record.last},
+        {seed: record.selected.value for seed, record in ended.items() if record.selected},
         {seed: record.failure for seed, record in sorted(records.items()) if record.failure},
     )
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from ..data import DataError, load
+from ..data import DataError
 from ..training import Watch, train
+from .families import family
 from .job import Job
 
 
@@ -51,17 +52,20 @@ def local(jobs: Sequence[Job], place: Place) -> list[Failure]:
     failures = []
     for name, of_set in groupby(jobs, lambda job: job.dataset):
         try:
-            data = load(name, place.data_dir, offline=place.offline)
+            data = family(name).load(name, place.data_dir, place.offline)
         except (DataError, OSError) as error:
             failures.append(Failure(name, None, str(error)))
             continue
         for job in of_set:
             try:
-                with place.watching(job) if place.watching else nullcontext() as watch:
-                    train(
-                        data, job.primal, job.recipe, job.seeds, folder=place.folder, device=place.device,
-                        watch=[watch] if watch else [],
-                    )  # fmt: skip
+                task = family(name).task(data, job.primal, job.recipe)
+                together = family(name).together(task) or len(job.seeds)
+                for first in range(0, len(job.seeds), together):
+                    with place.watching(job) if place.watching else nullcontext() as watch:
+                        train(
+                            task, None, job.recipe, job.seeds[first : first + together], folder=place.folder,
+                            device=place.device, watch=[watch] if watch else [],
+                        )  # fmt: skip
             except torch.OutOfMemoryError:
                 failures.append(Failure(name, job.mechanism, "the device is out of memory"))
     return failures

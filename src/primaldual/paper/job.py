@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..base.suggestions import did_you_mean
-from ..data import Dataset, Split, manifest
-from ..models import SeriesConfig
+from ..models import SequenceConfig, SeriesConfig
 from ..primal import Primal, mechanism, mechanisms
 from ..training import Recipe, Record
 from ..training.recipe import VERSION
-from .numbers import BETAS, SCALES, SEEDS, STRIDE
-from .recipes import recipe_for, sizes_of
+from .families import LONG, family
+from .numbers import BETAS, MANUAL_PAGES, SEEDS
 from .tables import Table, table
+
+LEARNED = "learned-"
+"""Begins the name of a mechanism whose β is learned."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Job:
     recipe: Recipe
     seeds: tuple[int, ...]
 
-    def config(self) -> SeriesConfig:
+    def config(self) -> SeriesConfig | SequenceConfig:
         """The model, for a set of the published sizes; a ValueError where there is none."""
-        config = sizes_of(self.recipe).config(blank(self.dataset), self.primal)
+        config = family(self.dataset).config(self.dataset, self.primal, self.recipe)
         self.primal.training_set.head_scales(config.heads)
         return config
 
@@ -97,52 +97,59 @@ def jobs(
     datasets = of.datasets if only is None else _some(f"{of.name} has no set", only, of.datasets)
     columns = of.mechanisms if mechanisms is None else _some("there is no mechanism", mechanisms, _known())
     return [
-        Job(name, column, as_in_paper(name, column), recipe_for(blank(name)).having(**changes), tuple(seeds))
+        Job(name, column, as_in_paper(name, column), family(name).recipe(name).having(**changes), tuple(seeds))
         for name in datasets
         for column in columns
     ]
 
 
 def as_in_paper(dataset: str, name: str) -> Primal:
-    """A mechanism with the paper's β and scales for a set.
+    """A mechanism with the paper's β and scales for a set; "learned-bn" learns β from there.
+
+    On long sequences the linear and the sparse family have the softmax family's β: the paper prints no other.
 
     >>> as_in_paper("PEMS-SF", "linear-sh").training_set.scales
     (1, 1, 2, 2, 4, 4, 8, 8)
+    >>> as_in_paper("lra-retrieval", "learned-bn").inputs
+    (Recenter(beta=1.0, learnable=True),)
     """
+    learned, name = name.startswith(LEARNED), name.removeprefix(LEARNED)
     base, _, tail = name.rpartition("-") if name != "qk-norm" else (name, "", "")
     parts, options = tail.split("+"), dict[str, Any]()
     if "sh" in parts:
-        options["scales"] = SCALES
+        options["scales"] = family(dataset).scales
     if "bn" in parts:
-        betas = BETAS[base or "softmax"]
-        if dataset not in betas:
-            raise ValueError(f"the paper has no β of {name} for {dataset}")
-        options["beta"] = betas[dataset]["sh" in parts]
-    return stated(name, **options)
+        options["beta"] = _beta(dataset, name, base)["sh" in parts]
+    if learned:
+        options["learnable"] = True
+    return stated(name, dataset, **options)
 
 
-def stated(name: str, **options: Any) -> Primal:
-    """A mechanism with these settings; the stride of a sparse one is that of every run here.
+def _beta(dataset: str, name: str, base: str) -> tuple[float, float]:
+    """Of BN, and of BN+SH, for a mechanism of a family."""
+    long = family(dataset) is LONG
+    betas = BETAS[base if base and not long else "softmax"]
+    known = "lra-retrieval" if dataset == MANUAL_PAGES else dataset
+    if known not in betas:
+        raise ValueError(f"the paper has no β of {name} for {dataset}")
+    return betas[known]
 
-    >>> stated("sparse").training_set.pattern
+
+def stated(name: str, dataset: str, **options: Any) -> Primal:
+    """A mechanism with these settings; the stride of a sparse one is that of every run here on such a set.
+
+    >>> stated("sparse", "JapaneseVowels").training_set.pattern
     Strided(stride=None)
     """
     if name.startswith("sparse"):
-        options["stride"] = STRIDE
+        options["stride"] = family(dataset).stride(dataset)
     return mechanism(name, **options)
 
 
-def blank(name: str) -> Dataset:
-    """A set of the published sizes without a single series: what recipes and models need to know of it."""
-    entry = manifest()[name]
-    target = torch.zeros(0) if entry.kind == "regression" else torch.zeros(0, dtype=torch.int64)
-    part = Split(torch.zeros(0, entry.length, entry.channels), torch.zeros(0, dtype=torch.int64), target)
-    one = torch.ones(entry.channels, dtype=torch.float64)
-    return Dataset(name, entry.kind, tuple(map(str, range(entry.classes))), part, part, 0 * one, one, entry.length)
-
-
 def _known() -> tuple[str, ...]:
-    return tuple(name for name in mechanisms() if name != "conv2d")  # series have no grid
+    """Names that jobs may have: sequences have no grid; β may be learned wherever there is one."""
+    names = [name for name in mechanisms() if name != "conv2d"]
+    return (*names, *(f"{LEARNED}{name}" for name in names if "bn" in name.replace("-", "+").split("+")))
 
 
 def _some(problem: str, chosen: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

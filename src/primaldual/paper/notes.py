@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ..data import manifest
 from ..training import Recipe
 from .engine import Failure
-from .job import Job, Recorded, blank
-from .recipes import recipe_for, sizes_of
+from .families import family
+from .job import Job, Recorded
 
 
 def notes(found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:
@@ -29,7 +28,7 @@ def notes(found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:
 
 def _changed(wanted: Sequence[Job]) -> Iterator[str]:
     """What is not as in the recipe."""
-    own = [(_settings(job.recipe), _settings(recipe_for(blank(job.dataset)))) for job in wanted]
+    own = [(_settings(job.recipe), _settings(family(job.dataset).recipe(job.dataset))) for job in wanted]
     for name in own[0][0]:
         pairs = sorted({(str(b[name]), str(a[name])) for a, b in own})
         if theirs := [paper for paper, ours in pairs if paper != ours]:
@@ -39,8 +38,8 @@ def _changed(wanted: Sequence[Job]) -> Iterator[str]:
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """By name, the sizes of the model first."""
     values = {f.name: getattr(recipe, f.name) for f in fields(recipe) if f.name != "model"}
-    sizes = sizes_of(recipe)
-    return {f.name: getattr(sizes, f.name) for f in fields(sizes)} | values
+    sizes = recipe.model
+    return values if sizes is None else {f.name: getattr(sizes, f.name) for f in fields(sizes)} | values
 
 
 def _missing(datasets: Sequence[str], found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:
@@ -64,16 +63,12 @@ def _failed(found: Recorded) -> Iterator[str]:
 
 
 def _editions(datasets: Sequence[str], found: Recorded) -> Iterator[str]:
-    """Sets that are not the archive's; a set that is not the same for all mechanisms is an error."""
+    """Sets that are not as published; a set that is not the same for all mechanisms is an error."""
     for name in datasets:
         data = {
             r.data["hash"]: r.data for job, records in found.items() if job.dataset == name for r in records.values()
         }
         if len(data) > 1:
             raise ValueError(f"{name}: the records are from different files of the set; keep those of one")
-        entry = manifest()[name]
-        for about in data.values():
-            cases = (about["train"], about["test"])
-            if cases != entry.cases[0] and not entry.approximate:
-                first = " + ".join(map(str, entry.cases[0]))
-                yield f"{name} has {cases[0]} + {cases[1]} cases here, the archive's {first}"
+        editions = [family(name).edition(name, about) for about in data.values()]
+        yield from (edition for edition in editions if edition)

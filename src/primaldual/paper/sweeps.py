@@ -8,9 +8,9 @@ from typing import Any
 
 from ..data import manifest
 from ..primal import Primal, mechanisms
-from .job import Job, blank, stated
+from .families import family
+from .job import Job, stated
 from .numbers import BETAS, SCALES, SEEDS
-from .recipes import recipe_for
 
 Value = float | tuple[int, ...]
 """A β, or a scale per head."""
@@ -93,8 +93,8 @@ class Sweep:
         """The paper's value for a set, if it has one."""
         if self.setting == "scales":
             return SCALES
-        family, parts = _split(self.mechanism)
-        found = BETAS.get(family or "softmax", {}).get(dataset)
+        base, parts = _split(self.mechanism)
+        found = BETAS.get(base or "softmax", {}).get(dataset)
         return found and found["sh" in parts]
 
     def tried(self, dataset: str) -> tuple[Value, ...]:
@@ -106,14 +106,14 @@ class Sweep:
 
     def job(self, dataset: str, value: Value | None) -> Job:
         """A value on a set; None for the baseline. A value that changes nothing is the mechanism without that part."""
-        family, parts = _split(self.mechanism)
+        base, parts = _split(self.mechanism)
         if value is None:
             parts = ()
         elif neutral(value):
             parts = tuple(part for part in parts if part != PARTS[self.setting])
-        name = "-".join(filter(None, (family, "+".join(parts)))) or "softmax"
+        name = "-".join(filter(None, (base, "+".join(parts)))) or "softmax"
         label = f"{name}, {labelled(value)}" if name == self.mechanism and value is not None else name
-        recipe = recipe_for(blank(dataset)).having(**self.changes)
+        recipe = family(dataset).recipe(dataset).having(**self.changes)
         return Job(dataset, label, self._primal(dataset, name, parts, value), recipe, self.seeds)
 
     def jobs(self) -> list[Job]:
@@ -127,7 +127,7 @@ class Sweep:
             if dataset not in betas:
                 raise ValueError(f"the paper has no β of {self.mechanism} for {dataset}; give one for all sets")
             settings["beta"] = betas[dataset][1]
-        return stated(name, **{key: settings[key] for key, part in PARTS.items() if part in parts})
+        return stated(name, dataset, **{key: settings[key] for key, part in PARTS.items() if part in parts})
 
 
 def neutral(value: Value) -> bool:
@@ -153,5 +153,5 @@ def _split(name: str) -> tuple[str, tuple[str, ...]]:
     >>> _split("linear-bn+sh"), _split("sh")
     (('linear', ('bn', 'sh')), ('', ('sh',)))
     """
-    family, _, parts = name.rpartition("-")
-    return family, tuple(parts.split("+"))
+    base, _, parts = name.rpartition("-")
+    return base, tuple(parts.split("+"))

@@ -12,6 +12,9 @@ from .patterns import Pattern, Strided
 from .pooled import Pooled
 from .training_sets import AllKeys, Points, TrainingSet
 
+PAIRS_AT_ONCE = 1 << 20
+"""A rule works with 64-bit integers: of a long sequence they would take more memory than all scores."""
+
 
 @dataclass(frozen=True)
 class Sparse(TrainingSet):
@@ -40,7 +43,13 @@ class Sparse(TrainingSet):
     def visible(self, scale: int, queries: int, tokens: int, device: torch.device) -> Tensor | None:
         i = self.coordinate(torch.arange(queries, device=device), scale, tokens)
         points = self.points(scale, tokens)
-        return self.pattern.allows(i[:, None], torch.arange(points, device=device), points)
+        j = torch.arange(points, device=device)
+        if torch.compiler.is_compiling() or queries * points <= PAIRS_AT_ONCE:
+            return self.pattern.allows(i[:, None], j, points)
+        shown, rows = torch.empty(queries, points, dtype=torch.bool, device=device), max(1, PAIRS_AT_ONCE // points)
+        for part, some in zip(shown.split(rows), i.split(rows), strict=True):
+            part.copy_(self.pattern.allows(some[:, None], j, points))
+        return shown
 
     def coordinate(self, index: Tensor, scale: int, tokens: int) -> Tensor:
         return self.over.coordinate(index, scale, tokens)

@@ -36,20 +36,23 @@ class AttentionCall:
     mask: Tensor | None  # [L, S] or [B or 1, H or 1, L, S], boolean or float; None beside is_causal
     is_causal: bool
     parameters: Mapping[str, Tensor]
+    query_padding: Tensor | None  # [B, L], boolean or float; as the layer has it, that of the keys where it serves
+    query_offset: int
+    scale: float | None  # the factor on the scores; None for 1/√D
 
 
-def attention_calls(model: nn.Module, batch: Any) -> list[AttentionCall]:
+def attention_calls(model: nn.Module, batch: Any, *, solved: bool = False) -> list[AttentionCall]:
     """Run the model once, in evaluation mode and without gradients, and record every call of an attention layer.
 
     Args:
         model: contains `primaldual.MultiheadAttention` or `torch.nn.MultiheadAttention` layers; the latter are softmax
             heads. It is left as it was.
         batch: what the model is called with: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        solved: also layers that solve for their values; what is recorded of these are targets.
     """
     kinds = MultiheadAttention | nn.MultiheadAttention
     found = {name: m for name, m in model.named_modules() if isinstance(m, kinds)}
-    # a layer that solves for its values states its regression itself
-    layers = {name: m for name, m in found.items() if getattr(m, "learns_values", True)}
+    layers = {name: m for name, m in found.items() if solved or getattr(m, "learns_values", True)}
     if not layers:
         raise NoAttentionError(
             f"{type(model).__name__} has no attention layer: expected a primaldual.MultiheadAttention or a "
@@ -126,20 +129,16 @@ def _call(
     padding: Tensor | None, query_padding: Tensor | None, mask: Tensor | None, is_causal: bool, query_offset: int,
 ) -> AttentionCall:  # fmt: skip
     """Inputs to heads by the layer's own steps; what was one tensor stays one, as the layer has it."""
-    if layer.scale is not None or query_offset:
-        raise ValueError(
-            f"{name}: a regression is read back from heads with 1/√head_dim on their scores, whose queries begin at "
-            f"the first key; this layer has scale={layer.scale}, and query_offset={query_offset}"
-        )
-    p = layer.state(query, key, value, padding, False, mask, is_causal, query_padding)
+    p = layer.state(query, key, value, padding, False, mask, is_causal, query_padding, query_offset)
     if is_causal and p.mask is not None:
         if max(p.scales) > 1:
             p = p._replace(mask=None)  # the layer took it, so it says no more than is_causal
         else:
             assert p.mask is not None
-            both = masks.beside_causal(p.mask)
+            both = masks.beside_causal(p.mask, query_offset)
             p = p._replace(mask=both, is_causal=both is None)
     queries, keys, values, padding, mask, is_causal = separate.heads(p)
     return AttentionCall(
-        name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, p.parameters
-    )
+        name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, p.parameters,
+        p.query_padding, query_offset, layer.scale,
+    )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..base.files import replacing
 from ..base.packages import needed
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ class Diagnosis:
 
         drawing = draw(self)
         if path is not None:
-            drawing.savefig(path, dpi=150)
+            with replacing(Path(path)) as scratch:
+                drawing.savefig(scratch, format=Path(path).suffix.removeprefix(".") or "png", dpi=150)
         return drawing
 
     def _notes(self) -> Text | None:

@@ -12,7 +12,7 @@ from ..svr.design import hides_points
 from .calls import AttentionCall
 
 
-class Sequence(NamedTuple):
+class OneSequence(NamedTuple):
     """One sequence of a call as `recover` and `fit` take it."""
 
     keys: Tensor  # [1, H, S, D]
@@ -41,7 +41,7 @@ class Notes:
         return "; ".join(self.heads[head])
 
 
-def sequence_of(call: AttentionCall, element: int, notes: Notes) -> Sequence:
+def sequence_of(call: AttentionCall, element: int, notes: Notes) -> OneSequence:
     """Keys, values and what is hidden of them; remarks go to the notes, and what is no regression is refused."""
     S, queries = call.keys.shape[2], call.queries.shape[2]
     hidden = torch.zeros(S, dtype=torch.bool, device=call.keys.device)
@@ -67,7 +67,7 @@ def sequence_of(call: AttentionCall, element: int, notes: Notes) -> Sequence:
         raise RefusalError("keys or values are not finite")
     if (pooled := pooling_of(call.primal.training_set)) is not None and pooled.how == "conv":
         raise RefusalError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
-    return Sequence(keys, values, hidden[None], query if kinds["causal"] or kinds["sparse"] else None)
+    return OneSequence(keys, values, hidden[None], query if kinds["causal"] or kinds["sparse"] else None)
 
 
 def _hides(mask: Tensor, name: str) -> Tensor:

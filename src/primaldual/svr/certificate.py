@@ -60,7 +60,7 @@ class Certificate:
         return all(bool((x <= tol).all()) for x in (self.gap, self.residual))
 
 
-def certify(p: Regressions, beta: Tensor, bias: Tensor, leading: tuple[int, ...]) -> Certificate:
+def certificate_of(p: Regressions, beta: Tensor, bias: Tensor, leading: tuple[int, ...]) -> Certificate:
     """Measure a solution of scaled problems from scratch: nothing is taken over from the solver."""
     primal, dual = objectives(p, beta, bias)
     residual, slack = deviation(p, p.kernel @ beta, bias)

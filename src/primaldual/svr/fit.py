@@ -14,10 +14,10 @@ from torch import Tensor
 from ..primal import Primal, as_primal
 from ..primal._spec import is_number
 from .arguments import check_tensors, designed, four_d
-from .certificate import Certificate, certify
+from .certificate import Certificate, certificate_of
 from .design import Design
 from .regressions import Regressions, unit_of
-from .solver import ROUGH, solve
+from .solver import FLOAT32_GAP, solve
 
 LEAST_GAP = 1e-7
 LEAST_RESIDUAL = 1e-6
@@ -160,7 +160,7 @@ def fit(
         (log_c + unit.log_kernel).exp() / unit.target, epsilon / unit.target, seen, seen.double(), bias,
     )  # fmt: skip
     solution = solve(p, tol, max_iter)
-    certificate = certify(p, solution.beta, solution.bias, leading)
+    certificate = certificate_of(p, solution.beta, solution.bias, leading)
     _warn(certificate, solution.iterations, tol)
     log_dual = unit.target.log() - unit.log_kernel
     natural = solution.beta * log_dual.exp()
@@ -183,8 +183,8 @@ def fit(
 def _warn(certificate: Certificate, steps: int, tol: float) -> None:
     """Warn where the certificate is not good to the tolerance that was asked for."""
     gap, residual = (float(x.detach().max()) for x in (certificate.gap, certificate.residual))
-    # a gap of ROUGH or more is reached without the active set, and says nothing of single points
-    least = max(math.sqrt(2 * tol), LEAST_RESIDUAL) if tol < ROUGH else math.inf
+    # a gap of FLOAT32_GAP or more is reached without the active set, and says nothing of single points
+    least = max(math.sqrt(2 * tol), LEAST_RESIDUAL) if tol < FLOAT32_GAP else math.inf
     if gap <= max(tol, LEAST_GAP) and residual <= least:  # a NaN is not
         return
     condition = float(certificate.condition.detach().max())

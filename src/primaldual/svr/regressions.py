@@ -23,7 +23,7 @@ class Regressions(NamedTuple):
     bias: bool  # whether there is one
 
 
-class Unit(NamedTuple):
+class Units(NamedTuple):
     """What to divide by so that no K_jj, target or 1/C is over 1, and the objectives are of order 1: [P, 1, 1] each.
 
     β is then of order 1 or less: in a multiple of target/kernel.
@@ -33,11 +33,11 @@ class Unit(NamedTuple):
     target: Tensor
 
 
-def unit_of(targets: Tensor, epsilon: float, log_scale: Tensor, log_c: Tensor) -> Unit:
+def unit_of(targets: Tensor, epsilon: float, log_scale: Tensor, log_c: Tensor) -> Units:
     """The units of problems whose largest K_jj is exp(log_scale). A price that lets no f reach its target is 1."""
     largest = targets.abs().amax((1, 2), keepdim=True).clamp(min=epsilon)
     target = torch.where(largest > 0, largest, 1.0).log2().ceil().exp2()  # a power of 2: no target is rounded
-    return Unit(torch.maximum(log_scale, target.log() - log_c), target)
+    return Units(torch.maximum(log_scale, target.log() - log_c), target)
 
 
 def deviation(p: Regressions, f: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,8 +31,8 @@ TIGHT_BOX_STEP = 2.0
 ACTIVE_SET_STEPS = 12
 """Active-set steps at most."""
 
-ROUGH = 1e-6
-ROUGH_STEPS = 200
+FLOAT32_GAP = 1e-6
+FLOAT32_STEPS = 200
 """A gap no smaller than this is reached in float32, or given up after so many steps; it is measured in float64. For a
 smaller one the active set has the last word: it meets the centring constraint and the bounds exactly."""
 
@@ -68,8 +68,8 @@ def solve(p: Regressions, tol: float, max_iter: int) -> Solution:
     )
     single = bool(scaled.targets.abs().amax() < 1e6) and bool(scaled.c.amin() > 1e-6)
     dtype = torch.float32 if single else torch.float64
-    beta, bias, steps = _admm(scaled, max(tol, ROUGH), min(max_iter, ROUGH_STEPS), dtype)
-    if tol < ROUGH or bool((shortfall(scaled, beta, bias) > tol).any()):
+    beta, bias, steps = _admm(scaled, max(tol, FLOAT32_GAP), min(max_iter, FLOAT32_STEPS), dtype)
+    if tol < FLOAT32_GAP or bool((shortfall(scaled, beta, bias) > tol).any()):
         beta, bias = _active_set(scaled, beta, bias, tol)
     if steps < max_iter and bool((shortfall(scaled, beta, bias) > tol).any()):
         beta, bias, more = _interior_point(scaled, beta, bias, tol, max_iter - steps)

@@ -8,14 +8,15 @@ from .recipe import Recipe, for_cpu, series_recipe
 from .record import Record, Score, key
 from .run import train
 from .schedule import Constant, Cosine, Linear, OneCycle, Schedule
+from .sequences import SequenceTask
 from .series import SeriesTask
 from .store import Store
 from .task import Metric, Task
-from .tune import Tuned, tune
+from .tuning import Tuned, tune
 from .watch import progress_bar, tensorboard
 
 __all__ = [
     "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "OneCycle", "Progress", "Recipe",
-    "Record", "Schedule", "Score", "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check", "for_cpu",
-    "key", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
+    "Record", "Schedule", "Score", "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check",
+    "for_cpu", "key", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
 ]  # fmt: skip

@@ -56,7 +56,13 @@ class Ensemble:
         self.batches = Batches(len(self.train), recipe.batch_size, self.train.lengths, recipe.lengths)
         steps = recipe.steps or recipe.end * len(self.batches)
         self.optimizer = Optimizer(
-            self.weights.matrix, recipe.optimizer, recipe.learning_rate, steps, recipe.schedule, recipe.weight_decay
+            self.weights.matrix,
+            recipe.optimizer,
+            recipe.learning_rate,
+            steps,
+            recipe.schedule,
+            recipe.weight_decay,
+            recipe.eps,
         )
         self.alive = torch.ones(len(self.seeds), dtype=torch.bool, device=device)
         self.total = torch.zeros(len(self.seeds), dtype=kept, device=device)
@@ -123,9 +129,7 @@ class Ensemble:
 
     def _batch(self, rows: Tensor, length: int | None) -> Batch:
         """The tensors [members, cases, …] of these rows."""
-        if length is None:
-            return tuple(None if x is None else x[rows] for x in self.train.tensors)
-        return tuple(None if x is None else x[rows] for x in self.task.cut(length, *self.train.tensors))
+        return self.task.take(self.train.tensors, rows, length)
 
     def evaluate(self, part: str) -> Tensor:
         """[members]: the metric on a part."""
@@ -139,8 +143,8 @@ class Ensemble:
         total = torch.zeros_like(self.total)
         count: Tensor | int = 0
         size = self.members.at_once(part.tensors)
-        for batch, length in part.pieces(size):
-            found, many = self.members.score(batch if length is None else self.task.cut(length, *batch))
+        for rows, length in part.pieces(size):
+            found, many = self.members.score(self.task.take(part.tensors, rows, length))
             total += found
             count = count + many
         return self.task.finish(total, count)

@@ -79,8 +79,10 @@ class Training:
             self._clock()
             if save:
                 save(self)
-        if self._chosen:
-            self.ensemble.load(self.ensemble.tensors() | self._chosen)
+            if self._chosen:
+                self.ensemble.load(self.ensemble.tensors() | self._chosen)
+                if self.recipe.test_at_end and "test" in self.ensemble.parts:
+                    self._test_chosen()
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -123,8 +125,10 @@ class Training:
     def _evaluate(self) -> Progress:
         """The only place that waits for the device."""
         ensemble, unit = self.ensemble, self.recipe.unit
-        parts = ("loss", *ensemble.parts)
-        found = [ensemble.total / self.seen, *(ensemble.evaluate(part) for part in ensemble.parts)]
+        waits = {"test"} if self.recipe.test_at_end and self.at < self.recipe.end else set()
+        due = [part for part in ensemble.parts if part not in waits]
+        parts = ("loss", *due)
+        found = [ensemble.total / self.seen, *(ensemble.evaluate(part) for part in due)]
         *rows, alive = torch.stack([*found, ensemble.alive.to(found[0].dtype)]).tolist()
         values = dict(zip(parts, rows, strict=True))
         stopped = []
@@ -136,8 +140,8 @@ class Training:
                 self.active[i] = False
                 stopped.append(i)
             if self.active[i]:
-                for part in parts:
-                    self.history[i][part].append(values[part][i])
+                for part in ("loss", *ensemble.parts):
+                    self.history[i][part].append(values[part][i] if part in values else None)
                 self.history[i][unit].append(self.at)
         others = ", the others go on" if any(self.active) else ""
         messages = [f"seed {self.seeds[i]} stops{others}: {self.failures[i]}" for i in stopped]
@@ -176,6 +180,13 @@ class Training:
             for name, x in self._of_model().items():
                 self._chosen[name][mask] = x[mask]
         return messages
+
+    def _test_chosen(self) -> None:
+        """What the weights that validation chose give on the test part, to where they stand in the history."""
+        values = self.ensemble.evaluate("test").tolist()
+        for history, value in zip(self.history, values, strict=True):
+            if history["validation"]:
+                history["test"][best_at(history["validation"], self.ensemble.task.metric.more_is_better)] = value
 
     def _of_model(self) -> dict[str, Tensor]:
         return {n: x for n, x in self.ensemble.tensors().items() if n == "weights" or n.startswith("buffers.")}

@@ -88,9 +88,9 @@ def _ahead(primal: Primal) -> tuple[InputMap, ...]:
     Maps of the sequence can; maps of points as long as they need no statistics and the points are the tokens.
     """
     chosen: list[InputMap] = []
-    of_tokens = form_of(primal).points == "tokens"
+    points_are_tokens = form_of(primal).points == "tokens"
     for map_ in primal.inputs:
-        if isinstance(map_, PointMap) and not (map_.needs == "nothing" and of_tokens):
+        if isinstance(map_, PointMap) and not (map_.needs == "nothing" and points_are_tokens):
             break
         chosen.append(map_)
     return tuple(chosen)

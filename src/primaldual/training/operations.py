@@ -25,8 +25,30 @@ class Operations(Protocol):
         """dropout(√width · (W s + b) + p) of series [members, batch, length, at least so many channels]."""
         ...
 
+    def add_positions(self, x: Tensor, length: int) -> Tensor:
+        """dropout(x + p), of tokens that were looked up."""
+        ...
+
+    def norm_beside(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Layer norm of x, and x, for blocks with their norms first."""
+        ...
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """W x + b, of few rows."""
+        ...
+
     def project(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries, keys and values of x side by side; and x, for `add_and_norm` alone."""
+        ...
+
+    def add_and_norm_beside(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> tuple[Tensor, Tensor]:
+        """norm(r) and r = x + dropout(W branch + b), for blocks with their norms first."""
+        ...
+
+    def feed_forward_beside(
+        self, x: Tensor, residual: Tensor, first: str, second: str, norm: str
+    ) -> tuple[Tensor, Tensor]:
+        """norm(r) and r = residual + dropout(W₂ dropout(gelu(W₁ x + b₁)) + b₂)."""
         ...
 
     def add_and_norm(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> Tensor:
@@ -56,20 +78,41 @@ class TorchOperations:
     def embed(self, series: Tensor, channels: int, width: int) -> Tensor:
         _, batch, length, _ = series.shape
         x = series[..., :channels].flatten(1, 2)
-        x = self._linear("embedding", x) * math.sqrt(width)
+        x = self.linear("embedding", x) * math.sqrt(width)
         x = (x.unflatten(1, (batch, length)) + self.parameters["positions"].unsqueeze(1)).flatten(1, 2)
         return self._drop(x)
+
+    def add_positions(self, x: Tensor, length: int) -> Tensor:
+        positions = self.parameters["positions"][:, None, :length]
+        return self._drop((x.unflatten(1, (-1, length)) + positions).flatten(1, 2))
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
+        return torch.baddbmm(bias.unsqueeze(1), x.to(weight.dtype), weight.mT)
 
     def project(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         weight, bias = (self.parameters[f"{name}.in_proj_{part}"] for part in ("weight", "bias"))
         return torch.baddbmm(bias.unsqueeze(1), x, weight.mT), x
 
+    def norm_beside(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.norm(name, x), x
+
     def add_and_norm(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> Tensor:
-        return self.norm(norm, x + self._drop(self._linear(linear, branch)))
+        return self.add_and_norm_beside(x, branch, linear, norm)[0]
+
+    def add_and_norm_beside(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> tuple[Tensor, Tensor]:
+        r = x + self._drop(self.linear(linear, branch))
+        return self.norm(norm, r), r
 
     def feed_forward(self, x: Tensor, first: str, second: str, norm: str) -> Tensor:
-        hidden = self._drop(gelu(self._linear(first, x)))
-        return self.norm(norm, x + self._drop(self._linear(second, hidden)))
+        return self.feed_forward_beside(x, x, first, second, norm)[0]
+
+    def feed_forward_beside(
+        self, x: Tensor, residual: Tensor, first: str, second: str, norm: str
+    ) -> tuple[Tensor, Tensor]:
+        hidden = self._drop(gelu(self.linear(first, x)))
+        r = residual + self._drop(self.linear(second, hidden))
+        return self.norm(norm, r), r
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
@@ -86,11 +129,7 @@ class TorchOperations:
         x = self._drop(gelu(x)).unflatten(1, (batch, -1))
         if self.padding is not None:
             x = x.masked_fill(self.padding.unsqueeze(-1), 0.0)
-        return self._linear(name, x.flatten(2))
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
-        return torch.baddbmm(bias.unsqueeze(1), x.to(weight.dtype), weight.mT)
+        return self.linear(name, x.flatten(2))
 
     def _drop(self, x: Tensor) -> Tensor:
         return dropout(x, self.p, self.training)
@@ -117,6 +156,13 @@ class KernelOperations:
         x = kernels.linear(series.flatten(1, 2), weight)
         return kernels.embed(x, own["embedding.bias"], own["positions"], math.sqrt(width), self._next_dropout())
 
+    def add_positions(self, x: Tensor, length: int) -> Tensor:
+        positions = self.parameters["positions"][:, :length]
+        return kernels.embed(x, x.new_zeros(len(x), x.shape[-1]), positions, 1.0, self._next_dropout())
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return TorchOperations.linear(self, name, x)  # type: ignore[arg-type]
+
     def project(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         return kernels.linear_beside(
             x, self.parameters[f"{name}.in_proj_weight"], self.parameters[f"{name}.in_proj_bias"]
@@ -125,6 +171,21 @@ class KernelOperations:
     def add_and_norm(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> Tensor:
         drop = self._next_dropout()
         return kernels.add_norm(x, branch, *self._of(linear), self._normal(norm), drop, self.training)
+
+    def norm_beside(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        return kernels.norm_beside(x, self._normal(name))
+
+    def add_and_norm_beside(self, x: Tensor, branch: Tensor, linear: str, norm: str) -> tuple[Tensor, Tensor]:
+        drop = self._next_dropout()
+        return kernels.add_norm_beside(x, branch, *self._of(linear), self._normal(norm), drop, self.training)
+
+    def feed_forward_beside(
+        self, x: Tensor, residual: Tensor, first: str, second: str, norm: str
+    ) -> tuple[Tensor, Tensor]:
+        drops = self._next_dropout(), self._next_dropout()
+        return kernels.feed_forward_beside(
+            x, residual, *self._of(first), *self._of(second), self._normal(norm), drops, self.training
+        )
 
     def feed_forward(self, x: Tensor, first: str, second: str, norm: str) -> Tensor:
         drops = self._next_dropout(), self._next_dropout()

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels.encoder import clipped_update
 from .schedule import BETA, Constant, Schedule
 
-SQUARE_BETA, EPS = 0.999, 1e-8
+SQUARE_BETA = 0.999
 
 OPTIMIZERS = ("radam", "adam", "adamw")
 
@@ -41,11 +42,12 @@ class Optimizer:
         steps: how many there will be; later ones are made like the last of them.
         schedule: of the learning rate.
         weight_decay: of "adamw".
+        eps: what is added to √v.
     """
 
     def __init__(
         self, matrix: Tensor, kind: str, learning_rate: float, steps: int, schedule: Schedule | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: float = 0.0, eps: float = 1e-8,
     ) -> None:  # fmt: skip
         schedule = schedule or Constant()
         self.matrix = matrix
@@ -53,7 +55,12 @@ class Optimizer:
         self.done = torch.zeros(1, dtype=torch.int64, device=matrix.device)
         rows = [
             coefficients(
-                kind, learning_rate * schedule.rate(step, steps), step + 1, schedule.beta(step, steps), weight_decay
+                kind,
+                learning_rate * schedule.rate(step, steps),
+                step + 1,
+                schedule.beta(step, steps),
+                weight_decay,
+                eps,
             )
             for step in range(steps)
         ]
@@ -86,29 +93,27 @@ class Optimizer:
             alive: [rows].
             reduced: a copy of the last columns in another dtype, to be kept up to date; may be empty.
         """
-        from ..kernels.encoder.update_kernel import update
-
-        rows, count = self.matrix.shape
-        update[(-(-count // 1024), rows)](
-            self.matrix, self.matrix.grad, self.mean, self.square, reduced, norms, alive, self._table, self.done,
-            count, count - reduced.shape[1], len(self._table), clip, 1 - SQUARE_BETA, BLOCK=1024,
-            HAS_REDUCED=reduced.shape[1] > 0,
+        gradient = self.matrix.grad
+        assert gradient is not None
+        clipped_update(
+            self.matrix, gradient, self.mean, self.square, reduced, norms, clip, alive, self._table, self.done,
+            1 - SQUARE_BETA,
         )  # fmt: skip
         self.done.add_(1)
 
 
 def coefficients(
-    kind: str, learning_rate: float, step: int, beta: float = BETA, weight_decay: float = 0.0
+    kind: str, learning_rate: float, step: int, beta: float = BETA, weight_decay: float = 0.0, eps: float = 1e-8
 ) -> Coefficients:
     """Of a step, the first of which is 1."""
     first, second = 1 - beta**step, 1 - SQUARE_BETA**step
     share, shrink = 1 - beta, 1 - learning_rate * weight_decay
     if kind != "radam":
         rate = learning_rate * math.sqrt(second) / first
-        return Coefficients(rate, 1.0, EPS * math.sqrt(second), share, shrink)
+        return Coefficients(rate, 1.0, eps * math.sqrt(second), share, shrink)
     longest = 2 / (1 - SQUARE_BETA) - 1
     length = longest - 2 * step * SQUARE_BETA**step / second
     if length <= 5.0:
         return Coefficients(learning_rate / first, 0.0, 1.0, share, shrink)
     ratio = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    return Coefficients(learning_rate * math.sqrt(ratio * second) / first, 1.0, EPS, share, shrink)
+    return Coefficients(learning_rate * math.sqrt(ratio * second) / first, 1.0, eps, share, shrink)

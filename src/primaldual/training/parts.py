@@ -28,12 +28,11 @@ class Part:
         """Sorted, where there are lengths."""
         return self if self.lengths is None else self.rows(self.lengths.argsort(stable=True))
 
-    def pieces(self, size: int) -> Iterator[tuple[Batch, int | None]]:
+    def pieces(self, size: int) -> Iterator[tuple[slice, int | None]]:
         """So many cases at a time, and the length of the longest of them, if it is known."""
         for start in range(0, len(self), size):
-            chosen = slice(start, start + size)
-            batch = tuple(None if x is None else x[chosen] for x in self.tensors)
-            yield batch, None if self.lengths is None else int(self.lengths[chosen].max())
+            rows = slice(start, start + size)
+            yield rows, None if self.lengths is None else int(self.lengths[rows].max())
 
     @classmethod
     def of(cls, task: Task, part: str, dtype: torch.dtype, device: torch.device) -> Part:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-History = dict[str, list[float]]
+History = dict[str, list[Any]]
 """Of one member, at every evaluation: the "epoch" or "step", the mean "loss" in that epoch, or since the evaluation
-before, and the metric on every part that is evaluated."""
+before, and the metric on every part; None where a part was not evaluated then (`Recipe.test_at_end`)."""
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,12 @@ class Recipe(Spec):
         optimizer: "radam", "adam" or "adamw", with torch's own settings.
         learning_rate, schedule: of every step: `Constant`, `Cosine`, `Linear` or `OneCycle`.
         weight_decay: of "adamw".
+        eps: what the optimiser adds to the root of the mean square.
         clip: the largest norm of a member's gradient; None for any.
         dtype: "float32"; "bfloat16", with float32 weights behind it; or "float64".
         evaluate_every: epochs (or steps) between evaluations; the first and the last are always evaluated.
+        test_at_end: whether the test part waits for the end of the training, where it is evaluated with the last
+            weights and with those that validation chose.
         validation: share of the training cases, stratified where they have classes, that is held out and never trained
             on. Weights are then those of the best evaluation on it, and so they are where a task has such a part.
         patience: epochs (or steps) without a better validation metric after which a member stops; 0 for never.
@@ -55,9 +58,11 @@ class Recipe(Spec):
     learning_rate: float = 1e-3
     schedule: Schedule = field(default_factory=Constant)
     weight_decay: float = 0.0
+    eps: float = 1e-8
     clip: float | None = 4.0
     dtype: str = "float32"
     evaluate_every: int = 1
+    test_at_end: bool = False
     validation: float = 0.0
     patience: int = 0
     balanced: bool = False
@@ -75,7 +80,7 @@ class Recipe(Spec):
         check_choice("Recipe", "dtype", self.dtype, tuple(DTYPES))
         if not isinstance(self.schedule, Schedule):
             raise ValueError(f"Recipe: schedule must be one such as Cosine(warmup=100), got {self.schedule!r}")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "eps", "clip"):
             value = getattr(self, name)
             if (value is not None or name != "clip") and (not is_number(value) or not 0 < value < math.inf):
                 raise ValueError(f"Recipe: {name} must be a positive number, got {value!r}")
@@ -153,7 +158,7 @@ def canonical(recipe: Recipe) -> dict[str, Any]:
     default = Recipe(epochs=1).to_dict()
     data = {name: x for name, x in recipe.to_dict().items() if name in _FIRST or x != default[name]}
     model = data.pop("model")
-    if isinstance(recipe.model, SeriesSizes) and type(recipe.model) is SeriesSizes:
+    if type(recipe.model) is SeriesSizes:
         return model | data
     return data if model is None else data | {"model": model}
 

@@ -72,8 +72,13 @@ class Record:
 
     @property
     def best(self) -> Score | None:
-        """At the best evaluation of the test part: what the paper's code bases report."""
-        return self._at(best_at(self.history["test"], self.more_is_better)) if self._tested else None
+        """At the best evaluation of the test part: what the paper's code bases for time series report.
+
+        None where the test part waited for the end: there it chose nothing.
+        """
+        if not self._tested or self.recipe["test_at_end"]:
+            return None
+        return self._at(best_at(self.history["test"], self.more_is_better))
 
     @property
     def last(self) -> Score | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..models import SeriesConfig
+from ..models import SequenceConfig, SeriesConfig
 from ..primal import Primal
 from .member_attention import SideBySide, attend
 from .operations import KernelOperations, Operations, TorchOperations
@@ -34,7 +34,8 @@ def forward(config: SeriesConfig, weights: Stacked, series: Tensor, padding: Ten
     for i in range(config.layers):
         layer = f"layers.{i}"
         projected, x = do.project(f"{layer}.self_attn", x)
-        attended = attend_in_layer(config, weights, f"{layer}.self_attn", projected, do.padding, batch, training)
+        hidden = do.padding if config.encoder == "mvts" else None
+        attended = attend_in_layer(config, weights, f"{layer}.self_attn", projected, hidden, batch, training)
         x = do.add_and_norm(x, attended, f"{layer}.self_attn.out_proj", f"{layer}.norm1")
         x = do.feed_forward(x, f"{layer}.linear1", f"{layer}.linear2", f"{layer}.norm2")
     if config.encoder == "flowformer":
@@ -44,14 +45,15 @@ def forward(config: SeriesConfig, weights: Stacked, series: Tensor, padding: Ten
 
 
 def attend_in_layer(
-    config: SeriesConfig, weights: Stacked, name: str, projected: Tensor, padding: Tensor | None, batch: int,
-    training: bool,
+    config: SeriesConfig | SequenceConfig, weights: Stacked, name: str, projected: Tensor, padding: Tensor | None,
+    batch: int, training: bool,
 ) -> Tensor:  # fmt: skip
     """Self-attention of queries, keys and values side by side, [members, batch · length, d_model].
 
     Args:
         name: of the attention module.
         projected: [members, batch · length, 3 · d_model].
+        padding: [members, batch, length], what is hidden from attention.
     """
     heads = config.heads
     parts = (part.unflatten(1, (batch, -1)).unflatten(-1, (heads, -1)) for part in SideBySide.apply(projected))
@@ -60,7 +62,7 @@ def attend_in_layer(
     learned, fixed = f"{name}.learned.", f"{name}.feature_"
     assert isinstance(config.mechanism, Primal)
     out = attend(
-        q, k, v, config.mechanism, padding if config.encoder == "mvts" else None, p if training else 0.0, config.impl,
+        q, k, v, config.mechanism, padding, p if training else 0.0, config.impl,
         {n.removeprefix(learned): x for n, x in weights.parameters.items() if n.startswith(learned)},
         {n.removeprefix(fixed): x[0] for n, x in weights.buffers.items() if n.startswith(fixed)},
     )  # fmt: skip

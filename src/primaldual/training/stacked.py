@@ -82,15 +82,12 @@ class Stacked:
 
     def gather(self, loss: Tensor, add: bool = False) -> None:
         """Put the gradient of a loss of all members into `matrix.grad`, or add it."""
-        self._gather(loss, self.parameters, slice(None), add)
+        self._place(self._gradients(loss, self.parameters), slice(None), add)
 
     def gather_member(self, loss: Tensor, parameters: dict[str, Tensor], member: int, add: bool = False) -> None:
         """The same for one member alone, whose parameters are those of `of_member`."""
         with_members = {name: x.unsqueeze(0) for name, x in self._gradients(loss, parameters).items()}
         self._place(with_members, slice(member, member + 1), add)
-
-    def _gather(self, loss: Tensor, parameters: dict[str, Tensor], rows: slice, add: bool) -> None:
-        self._place(self._gradients(loss, parameters), rows, add)
 
     @staticmethod
     def _gradients(loss: Tensor, parameters: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..base.files import write_bytes, write_json
-from ..models import SeriesConfig, SeriesTransformer
+from ..models import MODELS
+from ..primal import Spec
 from .record import Record
 from .task import Task, built
 
@@ -42,15 +43,19 @@ class Store:
 
     def add_model(self, key: str, model: nn.Module) -> None:
         """Keep the weights of a run."""
-        config = {"config": model.config.to_dict()} if isinstance(model, SeriesTransformer) else {}
-        write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), config)
+        config: Any = getattr(model, "config", None)
+        about = {"config": config.to_dict()} if type(config) in MODELS else {}
+        write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), about)
 
-    def model(self, key: str) -> SeriesTransformer:
-        """The series model of a finished run, ready to predict."""
+    def model(self, key: str) -> nn.Module:
+        """The model of a finished run, if it is of a family of `primaldual.models`, ready to predict."""
         tensors, about = read(self.folder / "models" / f"{key}.safetensors")
         if "config" not in about:
-            raise ValueError(f"{key} is no series model; load its weights into one of its own task, by load_model")
-        model = SeriesTransformer(SeriesConfig.from_dict(about["config"])).to(tensors["positions"].dtype)
+            raise ValueError(
+                f"{key} is no model of primaldual.models; load its weights into one of its task, by load_model"
+            )
+        config = Spec.from_dict(about["config"])
+        model = MODELS[type(config)](config).to(tensors["positions"].dtype)
         model.load_state_dict(tensors)
         return model.eval()
 

@@ -100,6 +100,11 @@ class Task(ABC):
         steps = next(x.shape[1] for x in batch if x is not None and x.dim() > 1)
         return tuple(x[:, :length] if x is not None and x.dim() > 1 and x.shape[1] == steps else x for x in batch)
 
+    def take(self, tensors: Batch, rows: Tensor | slice, length: int | None = None) -> Batch:
+        """These rows of a part's tensors as `loss` and `score` take them, cut to a length if one is given."""
+        whole = tensors if length is None else self.cut(length, *tensors)
+        return tuple(None if x is None else x[rows] for x in whole)
+
     def classes(self) -> Tensor | None:
         """[cases] of the training part, where what a recipe holds out is to have a share of every class."""
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,25 @@ class Documents:
         return ((self.raw[places >> 1] >> (4 * (places & 1)).astype(np.uint8)) & 15).astype(np.int64) + self.shift
 
 
+def side_by_side(tokens: np.ndarray, lengths: np.ndarray, *, shift: int = 1, bits: int = 8) -> Documents:
+    """Documents of `tokens`, uint8 and one after the other, of which each has so many of `lengths`.
+
+    >>> [document.tolist() for document in side_by_side(np.array([7, 8, 9], np.uint8), np.array([1, 2]), bits=4)]
+    [[8], [9, 10]]
+    """
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    if offsets[-1] != len(tokens):
+        raise ValueError(f"documents of {offsets[-1]} tokens together are made of {len(tokens)}: give each its length")
+    if bits == 8:
+        return Documents(np.ascontiguousarray(tokens, dtype=np.uint8), offsets, shift)
+    if len(tokens) and int(tokens.max()) > 15:
+        raise ValueError(f"a token of 4 bits is at most 15, not {tokens.max()}: take bits=8")
+    raw = np.zeros((len(tokens) + 1) // 2, dtype=np.uint8)
+    raw[: len(tokens) // 2] = tokens[1::2] << 4
+    raw |= tokens[::2]
+    return Documents(raw, offsets, shift, bits)
+
+
 @dataclass(frozen=True, eq=False)
 class Cases:
     """What is classified: documents, or pairs of them.
@@ -60,6 +80,18 @@ class Cases:
         return len(self.labels)
 
 
+def content_hash(documents: Documents, parts: Mapping[str, Cases]) -> str:
+    """SHA-256 of all that a model sees: the same for equal tokens and cases, wherever they come from."""
+    digest = hashlib.sha256(f"{documents.bits} {documents.shift}\n".encode())
+    arrays = [("raw", documents.raw, "u1"), ("offsets", documents.offsets, "<i8")]
+    for part in sorted(parts):
+        arrays += [(f"{part}.documents", parts[part].documents, "<i8"), (f"{part}.labels", parts[part].labels, "<i8")]
+    for name, array, dtype in arrays:
+        digest.update(f"{name} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array, dtype=dtype).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class SequenceSet:
     """A set of sequences to classify, as a task of the Long Range Arena is.
@@ -74,7 +106,7 @@ class SequenceSet:
         vocabulary: ids that a model may see, 0 among them.
         notes: what a user of the set should know.
         origin: where the raw files were, or how it was generated.
-        hash: SHA-256 of all that a model sees.
+        hash: SHA-256 of all that a model sees, as `content_hash` takes it.
         source_hash: of the raw files and of what read them, or of the generator and its settings.
     """
 

@@ -17,7 +17,7 @@ from ..ragged.passes import Shift, dot_sums, place, sum_rows
 from . import attention as cudnn
 
 
-class Recentred(torch.autograd.Function):
+class RecentredAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, factor: float, dropout_p: float

@@ -5,11 +5,23 @@ before. A program of most kernels works on some columns of a run of `span` rows 
 as one partial sum per run. Kernels are imported where they are launched: not everybody has Triton.
 """
 
+from .classifier import head
 from .division import usable
 from .dropout import Dropout
 from .embedding import embed
-from .head import head
-from .layers import add_norm, feed_forward, linear, linear_beside
+from .layers import (
+    add_norm,
+    add_norm_beside,
+    feed_forward,
+    feed_forward_beside,
+    linear,
+    linear_beside,
+    norm_beside,
+)
 from .norms import Norm
+from .update import clipped_update
 
-__all__ = ["Dropout", "Norm", "add_norm", "embed", "feed_forward", "head", "linear", "linear_beside", "usable"]
+__all__ = [
+    "Dropout", "Norm", "add_norm", "add_norm_beside", "clipped_update", "embed", "feed_forward", "feed_forward_beside",
+    "head", "linear", "linear_beside", "norm_beside", "usable",
+]  # fmt: skip

@@ -38,9 +38,9 @@ class Division(NamedTuple):
         return self.runs, -(-self.width // self.tile_columns), self.members
 
     @property
-    def shape(self) -> dict[str, int]:
-        """What a kernel is compiled for."""
-        return {"D": self.width, "BR": self.tile_rows, "BD": self.tile_columns, "STAGES": STAGES}
+    def shape(self) -> tuple[int, int, int, int]:
+        """What a kernel is compiled for: D, BR, BD and STAGES."""
+        return self.width, self.tile_rows, self.tile_columns, STAGES
 
 
 def divided(x: Tensor, each: int, whole_rows: bool = False) -> Division:

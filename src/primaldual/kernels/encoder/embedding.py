@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..derivatives import differentiated_once
-from ..launching import MULTIPROCESSORS, power_of_2
+from ..launching import MULTIPROCESSORS, launch_kernel, power_of_2
 from .division import STAGES, columns_of
 from .dropout import Dropout, drop_arguments
 
@@ -28,11 +28,12 @@ class _Embed(Function):
         length = positions.shape[1]
         ctx.about = (length, factor, drop, bias.dtype, positions.dtype)
         y = torch.empty_like(x)
-        grid, shape = _by_steps(members, length, width)
+        grid, shape, warps = _by_steps(members, length, width)
         seed, numbers = drop_arguments(drop, x)
-        embedding_kernels.embed[grid](
-            x, bias, positions, seed, y, bias.stride(0), positions.stride(0), rows // length, length, factor, *numbers,
-            **shape, DROPOUT=drop is not None,
+        launch_kernel(
+            embedding_kernels.embed, grid, (x, bias, positions, seed, y),
+            (bias.stride(0), positions.stride(0), rows // length, length, factor, *numbers, *shape, drop is not None),
+            warps,
         )  # fmt: skip
         return y
 
@@ -46,20 +47,22 @@ class _Embed(Function):
         members, rows, width = dy.shape
         dx = torch.empty_like(dy)
         dpositions = dy.new_empty(members, length, width, dtype=torch.float32)
-        grid, shape = _by_steps(members, length, width)
+        grid, shape, warps = _by_steps(members, length, width)
         seed, numbers = drop_arguments(drop, dy)
-        embedding_kernels.embed_backward[grid](
-            dy, seed, dx, dpositions, rows // length, length, factor, *numbers, **shape, DROPOUT=drop is not None
+        launch_kernel(
+            embedding_kernels.embed_backward, grid, (dy, seed, dx, dpositions),
+            (rows // length, length, factor, *numbers, *shape, drop is not None), warps,
         )  # fmt: skip
         return dx, (dpositions.sum(1) * factor).to(bias_dtype), dpositions.to(dtype), None, None
 
 
-def _by_steps(members: int, length: int, width: int) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """Programs, each with some steps of all series, and what they are compiled for: eight elements a thread."""
+def _by_steps(
+    members: int, length: int, width: int
+) -> tuple[tuple[int, int, int], tuple[int, int, int, int], int]:  # fmt: skip
+    """Programs, each with some steps of all series; D, BR, BD and STAGES; and warps: eight elements a thread."""
     columns = columns_of(width)
     share = members * length * width // (4 * MULTIPROCESSORS)
     elements = min(1024, max(256, power_of_2(share + 1) // 2))
     tile = max(1, elements // columns)
     warps = max(1, tile * columns // 256)
-    shape = {"D": width, "BR": tile, "BD": columns, "STAGES": STAGES, "num_warps": warps}
-    return (-(-length // tile), -(-width // columns), members), shape
+    return (-(-length // tile), -(-width // columns), members), (width, tile, columns, STAGES), warps

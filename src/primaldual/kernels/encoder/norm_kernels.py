@@ -193,11 +193,14 @@ def layer_normal(
 
 @triton.jit
 def layer_backward(
-    dy_ptr, r_ptr, moments_ptr, weight_ptr, seed_ptr, dr_ptr, da_ptr, sums_ptr, weight_member, rows, span, threshold,
-    boost,
+    dy_ptr, r_ptr, moments_ptr, weight_ptr, seed_ptr, beside_ptr, dr_ptr, da_ptr, sums_ptr, weight_member, rows, span,
+    threshold, boost,
     D: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr, DROPOUT: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):  # fmt: skip
-    """As `batch_backward`; partial sums for bias, weight and the branch's bias, [members, runs, 3, D]."""
+    """As `batch_backward`, with a gradient of r itself beside; partial sums for bias, weight and the branch's bias,
+    [members, runs, 3, D].
+    """
     member = tl.program_id(2).to(tl.int64)
     d = tl.arange(0, BD)
     first = tl.program_id(0) * span
@@ -220,6 +223,8 @@ def layer_backward(
         product += dy * normal
         dy *= weight[None, :]
         dr = (dy - tl.sum(dy, 1)[:, None] / D - normal * (tl.sum(dy * normal, 1)[:, None] / D)) * rate[:, None]
+        if BESIDE:
+            dr += tl.load(beside_ptr + at, mask=here, other=0.0).to(tl.float32)
         dr = tl.where(here, dr, 0.0)
         tl.store(dr_ptr + at, dr.to(dr_ptr.dtype.element_ty), mask=here)
         if DROPOUT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..launching import MULTIPROCESSORS, power_of_2
+from ..launching import MULTIPROCESSORS, launch_kernel, power_of_2
 from .division import divided
 
 
@@ -31,7 +31,7 @@ def row_sum(x: Tensor) -> Tensor:
 
     work = divided(x, 8)
     sums = x.new_empty(work.members, work.runs, work.width, dtype=torch.float32)
-    sum_kernels.column_sums[work.grid](x, sums, work.rows, work.span, **work.shape)
+    launch_kernel(sum_kernels.column_sums, work.grid, (x, sums), (work.rows, work.span, *work.shape))
     return fold(sums, x.dtype)
 
 
@@ -43,5 +43,5 @@ def fold(x: Tensor, dtype: torch.dtype) -> Tensor:
     y = x.new_empty(members, *x.shape[2:], dtype=dtype)
     width = y[0].numel()
     columns, tile = (16, 64) if runs > 16 else (256, power_of_2(runs))
-    sum_kernels.fold[(-(-width // columns), members)](x, y, runs, width, BD=columns, BP=tile)
+    launch_kernel(sum_kernels.fold, (-(-width // columns), members, 1), (x, y), (runs, width, columns, tile))
     return y

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..derivatives import differentiated_once
-from ..launching import MULTIPROCESSORS, block_of, empty_like_heads, precision_asked
+from ..launching import MULTIPROCESSORS, block_of, empty_like_heads, launch_kernel, precision_asked
 from . import causal_kernels, kernels
 
 PROGRAMS = 4 * MULTIPROCESSORS
@@ -24,7 +24,7 @@ TILE = 128
 """The rows of a program are a multiple of this, and this is one of the rows that any kernel takes at once."""
 
 
-class Launch(NamedTuple):
+class Tile(NamedTuple):
     """Rows that a program takes at once (causal: the chunk), its warps, and how many loads are in flight."""
 
     rows: int
@@ -32,17 +32,17 @@ class Launch(NamedTuple):
     stages: int
 
 
-def launch(kernel: str, dtype: torch.dtype, widest: int) -> Launch:
+def tile_of(kernel: str, dtype: torch.dtype, widest: int) -> Tile:
     """How a kernel is launched, by the element type and the widest of D, D_φ and D_v: what spills few registers.
 
     float32 products are scalar instructions that hold their operands in registers: small tiles. Wide heads take twice
     the warps, for a state that is twice as large on each side, and the gradients, which hold two, half the rows.
     """
     if dtype == torch.float32:
-        return Launch(32, 4, 2) if widest <= 32 else Launch(16, 8, 1)
+        return Tile(32, 4, 2) if widest <= 32 else Tile(16, 8, 1)
     if widest <= 64:
-        return Launch(64, 4, 3 if kernel in ("sum_keys", "attend_queries") else 2)
-    return Launch(32 if "query_gradients" in kernel or kernel == "causal_key_gradients" else 64, 8, 2)
+        return Tile(64, 4, 3 if kernel in ("sum_keys", "attend_queries") else 2)
+    return Tile(32 if "query_gradients" in kernel or kernel == "causal_key_gradients" else 64, 8, 2)
 
 
 @torch.library.custom_op("primaldual::linear_attention", mutates_args=())
@@ -82,22 +82,21 @@ def linear_attention(
     partial = state.new_empty(B, H, spans, state.shape[-1])
     with torch.cuda.device_of(q):
         if not is_causal or spans > 1:
-            kernels.sum_keys[B * H, spans](
-                k, v, w, shift, scale, omega, partial, k.stride(), v.stride(), _strides(w), H, S, span,
-                **_sizes("sum_keys", q, v, omega, S),
+            _launch(
+                kernels.sum_keys, (B * H, spans, 1), (k, v, w, shift, scale, omega, partial),
+                (k.stride(), v.stride(), _strides(w), H, S, span), q, v, omega, S,
             )  # fmt: skip
         if is_causal:
             state = _sum_before(partial) if spans > 1 else state.zero_()
-            causal_kernels.attend_causal[B * H, spans](
-                q, k, v, w, shift, scale, omega, state, out,
-                q.stride(), k.stride(), v.stride(), _strides(w), out.stride(), H, L, S, span,
-                **_sizes("attend_causal", q, v, omega, L, S),
+            _launch(
+                causal_kernels.attend_causal, (B * H, spans, 1), (q, k, v, w, shift, scale, omega, state, out),
+                (q.stride(), k.stride(), v.stride(), _strides(w), out.stride(), H, L, S, span), q, v, omega, L, S,
             )  # fmt: skip
         else:
             state, span = partial.sum(2), _span(q, L)
-            kernels.attend_queries[B * H, _count(L, span)](
-                q, shift, scale, omega, state, out, q.stride(), out.stride(), H, L, span,
-                **_sizes("attend_queries", q, v, omega, L),
+            _launch(
+                kernels.attend_queries, (B * H, _count(L, span), 1), (q, shift, scale, omega, state, out),
+                (q.stride(), out.stride(), H, L, span), q, v, omega, L,
             )  # fmt: skip
     return out, state
 
@@ -134,26 +133,30 @@ def linear_attention_backward(
     with torch.cuda.device_of(q):
         if is_causal:
             normalizer, deltas = state.new_empty(2, B, H, L)
-            causal_kernels.causal_query_gradients[B * H, spans](
-                q, k, v, grad, w, shift, scale, omega, state, grad_q, partial, moments, normalizer, deltas, q.stride(),
-                k.stride(), v.stride(), grad.stride(), _strides(w), grad_q.stride(), H, L, S, span,
-                **_sizes("causal_query_gradients", q, v, omega, L, S),
+            _launch(
+                causal_kernels.causal_query_gradients, (B * H, spans, 1),
+                (q, k, v, grad, w, shift, scale, omega, state, grad_q, partial, moments, normalizer, deltas),
+                (q.stride(), k.stride(), v.stride(), grad.stride(), _strides(w), grad_q.stride(), H, L, S, span),
+                q, v, omega, L, S,
             )  # fmt: skip
             after = _sum_before(partial, reverse=True)
-            causal_kernels.causal_key_gradients[B * H, spans](
-                q, k, v, grad, w, shift, scale, omega, after, normalizer, deltas, grad_k, grad_v, grad_w, key_moments,
-                q.stride(), k.stride(), v.stride(), grad.stride(), _strides(w), grad_k.stride(), grad_v.stride(),
-                H, L, S, span, **_sizes("causal_key_gradients", q, v, omega, L, S),
+            _launch(
+                causal_kernels.causal_key_gradients, (B * H, spans, 1),
+                (q, k, v, grad, w, shift, scale, omega, after, normalizer, deltas, grad_k, grad_v, grad_w, key_moments),
+                (q.stride(), k.stride(), v.stride(), grad.stride(), _strides(w), grad_k.stride(), grad_v.stride(),
+                 H, L, S, span), q, v, omega, L, S,
             )  # fmt: skip
         else:
-            kernels.query_gradients[B * H, spans](
-                q, grad, shift, scale, omega, state, grad_q, partial, moments, q.stride(), grad.stride(),
-                grad_q.stride(), H, L, span, **_sizes("query_gradients", q, v, omega, L),
+            _launch(
+                kernels.query_gradients, (B * H, spans, 1),
+                (q, grad, shift, scale, omega, state, grad_q, partial, moments),
+                (q.stride(), grad.stride(), grad_q.stride(), H, L, span), q, v, omega, L,
             )  # fmt: skip
-            kernels.key_gradients[B * H, key_spans](
-                k, v, w, shift, scale, omega, state, partial.sum(2), grad_k, grad_v, grad_w, key_moments, k.stride(),
-                v.stride(), _strides(w), grad_k.stride(), grad_v.stride(), H, S, key_span,
-                **_sizes("key_gradients", q, v, omega, S),
+            _launch(
+                kernels.key_gradients, (B * H, key_spans, 1),
+                (k, v, w, shift, scale, omega, state, partial.sum(2), grad_k, grad_v, grad_w, key_moments),
+                (k.stride(), v.stride(), _strides(w), grad_k.stride(), grad_v.stride(), H, S, key_span),
+                q, v, omega, S,
             )  # fmt: skip
     if moments is not None and key_moments is not None and scale is not None:
         first, second = (moments.sum(2) + key_moments.sum(2)).unbind(2)
@@ -198,7 +201,7 @@ def _flops(q: Any, k: Any, v: Any, shift: Any, scale: Any, omega: Any, weight: A
     """2FC for each key and each query, causal once more for the key; 2DF more for each with random features."""
     (B, H, L, D), S, C = q, k[2], v[3]
     F = D if omega is None else omega[0]
-    chunk = launch("attend_causal", torch.bfloat16, max(D, F, C)).rows
+    chunk = tile_of("attend_causal", torch.bfloat16, max(D, F, C)).rows
     keys = S + (L if is_causal else 0)
     return 2 * B * H * ((L + keys) * (F * C + (0 if omega is None else D * F)) + is_causal * L * chunk * (F + C))
 
@@ -211,7 +214,7 @@ def _backward_flops(
     """4FC for each key and each query, causal half as much again; 4DF more for each with random features."""
     (B, H, L, D), S, C = q, k[2], v[3]
     F = D if omega is None else omega[0]
-    chunk = launch("causal_key_gradients", torch.bfloat16, max(D, F, C)).rows
+    chunk = tile_of("causal_key_gradients", torch.bfloat16, max(D, F, C)).rows
     dense = (L + S) * (2 * F * C + (0 if omega is None else 2 * D * F))
     return 2 * B * H * (dense + is_causal * L * (2 * F * C + chunk * (4 * F + 3 * C)))
 
@@ -234,16 +237,18 @@ def _gradients(
     return grad_q, grad_k, grad_v, grad_shift, grad_scale, grad_weight
 
 
-def _sizes(kernel: str, q: Tensor, v: Tensor, omega: Tensor | None, *lengths: int) -> dict[str, Any]:
-    """What a kernel is compiled for."""
+def _launch(
+    kernel: Any, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], numbers: tuple[object, ...],
+    q: Tensor, v: Tensor, omega: Tensor | None, *lengths: int,
+) -> None:  # fmt: skip
+    """Launch a kernel for heads like these, in sequences of these lengths."""
     D, C = q.shape[3], v.shape[3]
     F = D if omega is None else omega.shape[0]
-    rows, warps, stages = launch(kernel, q.dtype, max(D, F, C))
-    return {
-        "EVEN": len({*lengths}) == 1 and lengths[0] % rows == 0, "D": D, "F": F, "C": C,
-        "BLOCK": rows, "BLOCK_D": block_of(D), "BLOCK_F": block_of(F), "BLOCK_C": block_of(C),
-        "RANDOM": omega is not None, "PRECISION": precision_asked(), "STAGES": stages, "num_warps": warps,
-    }  # fmt: skip
+    rows, warps, stages = tile_of(kernel.__name__, q.dtype, max(D, F, C))
+    even = len({*lengths}) == 1 and lengths[0] % rows == 0
+    blocks = rows, block_of(D), block_of(F), block_of(C)
+    compiled_for = even, D, F, C, *blocks, omega is not None, precision_asked(), stages
+    launch_kernel(kernel, grid, tensors, (*numbers, *compiled_for), warps)
 
 
 def _span(q: Tensor, rows: int) -> int:
@@ -265,5 +270,6 @@ def _sum_before(states: Tensor, reverse: bool = False) -> Tensor:
     """For each segment of dimension 2, the sum of those before it; reversed, of those after it."""
     B, H, segments, size = states.shape
     sums = torch.empty_like(states)
-    causal_kernels.sum_before[B * H, -(-size // 256)](states, sums, segments, size, BLOCK=256, REVERSE=reverse)
+    grid = B * H, -(-size // 256), 1
+    launch_kernel(causal_kernels.sum_before, grid, (states, sums), (segments, size, 256, reverse))
     return sums

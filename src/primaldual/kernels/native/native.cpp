@@ -1,7 +1,7 @@
 // Attention in eager mode: an autograd node that launches compiled Triton kernels, and calls cuBLAS and cuDNN.
 //
-// A *recipe* says what a kind of call needs: what to allocate, and the steps of both passes, in which tensors are
-// places in buffers. Recipes are made in Python (`replay`), once per kind of call.
+// A *replay* says what a kind of call needs: what to allocate, and the steps of both passes, in which tensors are
+// places in buffers. Replays are made in Python (`replay`), once per kind of call.
 
 #include <dlfcn.h>
 
@@ -102,16 +102,16 @@ struct Fused {  // cuDNN's attention: of q, k and v; or, on the way back, of gra
 
 using Step = std::variant<Launch, Product, Gather, Make, Drop, Fused>;
 
-// Numbers of the recipes that are gone, and with them every launch that was to read what Python keeps for them.
+// Numbers of the replays that are gone, and with them every launch that was to read what Python keeps for them.
 struct Gone {
   std::mutex mutex;
   std::vector<int64_t> numbers;
 };
 
-auto& gone = *new Gone;  // never destroyed: recipes may go last of all
+auto& gone = *new Gone;  // never destroyed: replays may go last of all
 
-struct Recipe : torch::CustomClassHolder {
-  ~Recipe() override {
+struct Replay : torch::CustomClassHolder {
+  ~Replay() override {
     const std::lock_guard<std::mutex> lock(gone.mutex);
     gone.numbers.push_back(number);
   }
@@ -204,18 +204,18 @@ class Driver {
 // One pass: its device and stream, and its buffers.
 class Pass {
  public:
-  Pass(const Recipe& recipe, const Tensor& like)
-      : recipe_(recipe),
+  Pass(const Replay& replay, const Tensor& like)
+      : replay_(replay),
         guard_(like.device()),
         options_(like.options()),
-        buffers_(recipe.buffers),
-        at_(recipe.buffers) {
+        buffers_(replay.buffers),
+        at_(replay.buffers) {
     if (like.is_cuda()) {
       Driver::get().enter(like.device().index());
       stream_ = Driver::get().stream(like.device().index());
     }
     const bool on_default_stream = like.is_cuda() && stream_ == nullptr;  // which no graph captures
-    if (!on_default_stream && Driver::get().captures(stream_)) recipe.captured = true;
+    if (!on_default_stream && Driver::get().captures(stream_)) replay.captured = true;
   }
 
   void put(size_t buffer, const Tensor& x) {
@@ -234,10 +234,10 @@ class Pass {
     put(buffer, own.copy_(x.as_strided(sizes, x.strides())));
   }
 
-  void fit(size_t buffer, const Tensor& x) { fit(buffer, x, recipe_.lies[buffer]); }
+  void fit(size_t buffer, const Tensor& x) { fit(buffer, x, replay_.lies[buffer]); }
 
   void make(size_t buffer, int64_t elements) {
-    if (elements > 0) take(Make{buffer, elements, recipe_.out.dtype});
+    if (elements > 0) take(Make{buffer, elements, replay_.out.dtype});
   }
 
   const Tensor& at(size_t buffer) const { return buffers_[buffer]; }
@@ -293,7 +293,7 @@ class Pass {
   }
 
   void take(const Make& make) {
-    const Lie& out = recipe_.out;
+    const Lie& out = replay_.out;
     const auto options = options_.dtype(make.dtype);
     put(make.buffer, make.buffer == OUT ? at::empty_strided(out.sizes, out.strides, options)
                                         : at::empty({make.elements}, options));
@@ -316,7 +316,7 @@ class Pass {
     for (size_t i = 0; i < results.size(); ++i) fit(fused.results[i].first, results[i], fused.results[i].second);
   }
 
-  const Recipe& recipe_;
+  const Replay& replay_;
   c10::DeviceGuard guard_;
   at::TensorOptions options_;
   CUstream stream_ = nullptr;
@@ -325,30 +325,30 @@ class Pass {
 };
 
 // The output and what is kept, in this order: a block, and other buffers.
-variable_list forward(const Recipe& recipe, const Inputs& inputs) {
+variable_list forward(const Replay& replay, const Inputs& inputs) {
   at::AutoDispatchBelowADInplaceOrView below;
-  Pass pass(recipe, *inputs[0]);
+  Pass pass(replay, *inputs[0]);
   for (size_t i = 0; i < INPUTS; ++i) pass.put(i, inputs[i].value_or(Tensor()));
-  pass.make(KEPT, recipe.kept);
-  pass.make(SCRATCH, recipe.scratch);
-  pass.run(recipe.forward);
+  pass.make(KEPT, replay.kept);
+  pass.make(SCRATCH, replay.scratch);
+  pass.run(replay.forward);
   variable_list found = {pass.at(OUT), pass.at(KEPT)};
-  for (const size_t buffer : recipe.apart) found.push_back(pass.at(buffer));
+  for (const size_t buffer : replay.apart) found.push_back(pass.at(buffer));
   return found;
 }
 
-std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, const variable_list& saved) {
+std::array<Tensor, INPUTS> backward(const Replay& replay, const Tensor& grad, const variable_list& saved) {
   at::AutoDispatchBelowADInplaceOrView below;
-  Pass pass(recipe, grad);
+  Pass pass(replay, grad);
   for (size_t i = 0; i <= OUT; ++i) pass.fit(i, saved[i]);  // hooks on what was saved may have moved it
   pass.put(KEPT, saved[KEPT]);
-  for (size_t i = 0; i < recipe.apart.size(); ++i) pass.fit(recipe.apart[i], saved[KEPT + 1 + i]);
+  for (size_t i = 0; i < replay.apart.size(); ++i) pass.fit(replay.apart[i], saved[KEPT + 1 + i]);
   pass.fit(GRAD, grad.resolve_neg());
-  pass.make(SCRATCH, recipe.back_scratch);
-  pass.run(recipe.backward);
+  pass.make(SCRATCH, replay.back_scratch);
+  pass.run(replay.backward);
   std::array<Tensor, INPUTS> found;
   for (size_t i = 0; i < INPUTS; ++i) {
-    if (recipe.gradients[i]) found[i] = pass.view(*recipe.gradients[i]);
+    if (replay.gradients[i]) found[i] = pass.view(*replay.gradients[i]);
   }
   return found;
 }
@@ -356,16 +356,16 @@ std::array<Tensor, INPUTS> backward(const Recipe& recipe, const Tensor& grad, co
 struct Attention : torch::autograd::Function<Attention> {
   static Tensor forward(AutogradContext* ctx, const std::optional<Tensor>& a, const std::optional<Tensor>& b,
                         const std::optional<Tensor>& c, const std::optional<Tensor>& d, const std::optional<Tensor>& e,
-                        const c10::intrusive_ptr<Recipe>& recipe) {
+                        const c10::intrusive_ptr<Replay>& replay) {
     const Inputs inputs = {a, b, c, d, e};
-    auto found = ::forward(*recipe, inputs);
+    auto found = ::forward(*replay, inputs);
     ctx->set_materialize_grads(false);
-    ctx->saved_data["recipe"] = c10::IValue::make_capsule(recipe);
+    ctx->saved_data["replay"] = c10::IValue::make_capsule(replay);
     variable_list saved(OUT + 1);
     for (size_t i = 0; i < INPUTS; ++i) {
-      if (recipe->lies[i]) saved[i] = inputs[i].value_or(Tensor());
+      if (replay->lies[i]) saved[i] = inputs[i].value_or(Tensor());
     }
-    if (recipe->lies[OUT]) saved[OUT] = found[0];
+    if (replay->lies[OUT]) saved[OUT] = found[0];
     saved.insert(saved.end(), found.begin() + 1, found.end());
     ctx->save_for_backward(std::move(saved));
     return found[0];
@@ -374,10 +374,10 @@ struct Attention : torch::autograd::Function<Attention> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     variable_list results(INPUTS + 1);
     if (!grads[0].defined()) return results;
-    const auto recipe = c10::static_intrusive_pointer_cast<Recipe>(ctx->saved_data["recipe"].toCapsule());
+    const auto replay = c10::static_intrusive_pointer_cast<Replay>(ctx->saved_data["replay"].toCapsule());
     TORCH_CHECK(!at::GradMode::is_enabled(), "a fused kernel can be differentiated only once, and create_graph=True asks for ",
                 "more; attention with impl=\"reference\" can be differentiated again");
-    auto found = ::backward(*recipe, grads[0], ctx->get_saved_variables());
+    auto found = ::backward(*replay, grads[0], ctx->get_saved_variables());
     for (size_t i = 0; i < INPUTS; ++i) results[i] = found[i];
     return results;
   }
@@ -395,15 +395,15 @@ struct Hash {
 };
 
 // Null: refused. And their keys in the order in which they were learnt. Under the interpreter's lock, and never
-// destroyed, since recipes hold tensors. Nodes own their recipes, too.
-auto& recipes = *new std::unordered_map<Key, c10::intrusive_ptr<Recipe>, Hash>;
+// destroyed, since replays hold tensors. Nodes own their replays, too.
+auto& replays = *new std::unordered_map<Key, c10::intrusive_ptr<Replay>, Hash>;
 auto& order = *new std::list<Key>;
 
 // Where `most` are known that no graph holds, forget all but the newer half of these.
 void forget(size_t most) {
   const auto held = [](const Key& key) {
-    const auto& recipe = recipes.at(key);
-    return recipe && recipe->captured;
+    const auto& replay = replays.at(key);
+    return replay && replay->captured;
   };
   const auto others = order.size() - std::count_if(order.begin(), order.end(), held);
   if (others < most) return;
@@ -413,7 +413,7 @@ void forget(size_t most) {
       ++key;
       continue;
     }
-    recipes.erase(*key);
+    replays.erase(*key);
     key = order.erase(key);
     --left;
   }
@@ -452,17 +452,17 @@ Key key_of(const Key& kind, const std::vector<double>& numbers, const Inputs& in
 py::object attend(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs) {
   const auto is_plain = [&](const auto& x) { return plain(x, inputs[0]->device()); };
   if (!inputs[0] || !std::all_of(inputs.begin(), inputs.end(), is_plain)) return py::bool_(false);
-  const auto found = recipes.find(key_of(kind, numbers, inputs));
-  if (found == recipes.end()) return py::none();
-  const auto recipe = found->second;  // owned while it runs
-  if (!recipe) return py::bool_(false);
+  const auto found = replays.find(key_of(kind, numbers, inputs));
+  if (found == replays.end()) return py::none();
+  const auto replay = found->second;  // owned while it runs
+  if (!replay) return py::bool_(false);
   Tensor out;
   {
     py::gil_scoped_release release;
-    if (recipe->backward.empty()) {
-      out = forward(*recipe, inputs)[0];
+    if (replay->backward.empty()) {
+      out = forward(*replay, inputs)[0];
     } else {
-      out = Attention::apply(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], recipe);
+      out = Attention::apply(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], replay);
     }
   }
   return py::cast(out);
@@ -515,22 +515,22 @@ std::vector<Step> steps_of(const std::vector<StepParts>& all) {
   return steps;
 }
 
-void fill(Recipe& recipe, const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
+void fill(Replay& replay, const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
           const std::unordered_map<size_t, LieParts>& lies, const std::optional<LieParts>& out,
           const std::array<int64_t, 4>& sizes, const std::vector<size_t>& apart,
           const std::array<std::optional<ViewParts>, INPUTS>& gradients) {
-  recipe.forward = steps_of(forward);
-  recipe.backward = steps_of(backward);
-  recipe.lies.resize(sizes[0]);
-  for (const auto& [buffer, parts] : lies) recipe.lies.at(buffer) = from<Lie>(parts);
-  recipe.out = from<Lie>(out.value());
-  recipe.apart = apart;
-  recipe.buffers = sizes[0], recipe.kept = sizes[1], recipe.scratch = sizes[2], recipe.back_scratch = sizes[3];
-  for (size_t i = 0; i < INPUTS; ++i) recipe.gradients[i] = view_of(gradients[i]);
+  replay.forward = steps_of(forward);
+  replay.backward = steps_of(backward);
+  replay.lies.resize(sizes[0]);
+  for (const auto& [buffer, parts] : lies) replay.lies.at(buffer) = from<Lie>(parts);
+  replay.out = from<Lie>(out.value());
+  replay.apart = apart;
+  replay.buffers = sizes[0], replay.kept = sizes[1], replay.scratch = sizes[2], replay.back_scratch = sizes[3];
+  for (size_t i = 0; i < INPUTS; ++i) replay.gradients[i] = view_of(gradients[i]);
 }
 
 // Remember what a kind of call needs, or, where no steps are given, that it is refused; no more than `most` kinds, but
-// for those that a graph holds. The recipe's number; none where there is none.
+// for those that a graph holds. The replay's number; none where there is none.
 std::optional<int64_t> learn(const Key& kind, const std::vector<double>& numbers, const Inputs& inputs,
                              const std::vector<StepParts>& forward, const std::vector<StepParts>& backward,
                              const std::unordered_map<size_t, LieParts>& lies, const std::optional<LieParts>& out,
@@ -538,16 +538,16 @@ std::optional<int64_t> learn(const Key& kind, const std::vector<double>& numbers
                              const std::array<std::optional<ViewParts>, INPUTS>& gradients, size_t most) {
   static int64_t number = 0;
   const auto key = key_of(kind, numbers, inputs);
-  if (recipes.count(key)) return std::nullopt;
-  auto recipe = forward.empty() ? c10::intrusive_ptr<Recipe>() : c10::make_intrusive<Recipe>();
-  if (recipe) fill(*recipe, forward, backward, lies, out, sizes, apart, gradients), recipe->number = ++number;
+  if (replays.count(key)) return std::nullopt;
+  auto replay = forward.empty() ? c10::intrusive_ptr<Replay>() : c10::make_intrusive<Replay>();
+  if (replay) fill(*replay, forward, backward, lies, out, sizes, apart, gradients), replay->number = ++number;
   forget(most);
   order.push_back(key);
-  recipes.emplace(key, recipe);
-  return recipe ? std::optional(recipe->number) : std::nullopt;
+  replays.emplace(key, replay);
+  return replay ? std::optional(replay->number) : std::nullopt;
 }
 
-// Numbers of recipes that went since this was last asked.
+// Numbers of replays that went since this was last asked.
 std::vector<int64_t> numbers_of_gone() {
   const std::lock_guard<std::mutex> lock(gone.mutex);
   return std::exchange(gone.numbers, {});

@@ -34,7 +34,7 @@ MOST = 1024
 """Kinds of calls that the compiled part knows at a time; beside these it knows for good what a CUDA graph holds."""
 
 _held: dict[int, list[object]] = {}
-"""Kernels and tables that recipes point to, by the number of the recipe: as long as it lives."""
+"""Kernels and tables that replays point to, by the number of the replay: as long as it lives."""
 
 Inputs = tuple[Tensor | None, ...]
 Wanted = tuple[bool, ...]
@@ -72,20 +72,20 @@ def attend(
         except (RefusedError, torch.OutOfMemoryError) as error:  # all that both passes need is there at once
             logger.debug("attention of kind %s stays in Python: %s", kind, error)
             parts = [], [], {}, None, (0, 0, 0, 0), [], (None,) * 5
-        recipe = library.learn(kind, numbers, inputs, *parts, MOST)
-        if recipe is not None:
-            _held[recipe] = held
+        replay = library.learn(kind, numbers, inputs, *parts, MOST)
+        if replay is not None:
+            _held[replay] = held
         _let_go(library.gone(), x.device)
         out = library.attend(kind, numbers, inputs)
     return out if isinstance(out, Tensor) else None
 
 
 def _let_go(gone: Sequence[int], device: torch.device) -> None:
-    """Free what recipes pointed to that are gone, when no launch is on its way that reads it."""
+    """Free what replays pointed to that are gone, when no launch is on its way that reads it."""
     if gone and device.type == "cuda":
         torch.cuda.synchronize(device)
-    for recipe in gone:
-        _held.pop(recipe, None)
+    for replay in gone:
+        _held.pop(replay, None)
 
 
 def _learn(passes: Passes, inputs: Inputs, held: list[object]) -> tuple[Any, ...]:

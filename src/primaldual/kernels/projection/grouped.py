@@ -20,10 +20,10 @@ from torch import Tensor
 
 from ..derivatives import differentiated_once
 from ..kept import on_device
-from ..launching import power_of_2
+from ..launching import launch_kernel, power_of_2
 from ..native.notes import gather, product
 from ..ragged.layout import HeadLayout, Layout
-from .launching import forked, launch
+from .launching import forked, kernels
 from .recentred import BLOCK, affine, beta_gradient, column_sums, shift_of
 
 
@@ -250,7 +250,7 @@ def _pool(x: Tensor, groups: Groups, want_sums: bool) -> tuple[Sequence[Tensor],
     many = len(groups.distinct) if want_sums else 0
     out = x.new_empty(sum(groups.points), E)
     sums = x.new_empty(B, many, blocks, E, dtype=torch.float32) if many else None
-    launch("pool", (blocks, -(-E // 64), B), (x, out, sums), (N, E, scales, many, BLOCK, 64))
+    launch_kernel(kernels().pool, (blocks, -(-E // 64), B), (x, out, sums), (N, E, scales, many, BLOCK, 64))
     return out.split(groups.points), sums
 
 
@@ -270,8 +270,8 @@ def _finish(grad: Tensor, sums: Tensor, beta: Tensor | None, factor: float, grou
     B, H, D = groups.batch, groups.heads, groups.head_dim
     blocks = -(-max(groups.windows) // BLOCK)
     found = sums.new_empty(B * blocks, H * D)
-    launch(
-        "finish", (blocks, 2 * H, B), (grad, sums, beta, found, _tables(groups, sums.device).heads),
+    launch_kernel(
+        kernels().finish, (blocks, 2 * H, B), (grad, sums, beta, found, _tables(groups, sums.device).heads),
         (H, sums.shape[1], factor, D, power_of_2(D), BLOCK, min(32, power_of_2(sums.shape[1])),
          beta is not None or factor != 0.0, beta is not None),
     )  # fmt: skip
@@ -283,8 +283,8 @@ def bias_gradients(
 ) -> None:  # fmt: skip
     """Gradients of the biases of queries, keys and values."""
     E = sums.shape[-1]
-    launch(
-        "biases", (-(-E // 32), 3, 1), (sums, of_values, beta, out),
+    launch_kernel(
+        kernels().biases, (-(-E // 32), 3, 1), (sums, of_values, beta, out),
         (sums.numel() // E, of_values.shape[0], E, factor, groups.head_dim, 128, 32, beta is not None),
     )  # fmt: skip
 
@@ -293,4 +293,4 @@ def _unpool(back: Tensor, dx: Tensor, groups: Groups) -> None:
     """The gradients of the points of all pooled groups, shared out among the tokens of each window."""
     B, N, E = dx.shape
     table = _tables(groups, dx.device).pooled
-    launch("unpool", (-(-N // 32), -(-E // 128), B), (dx, back, table), (N, E, table.shape[0], 32, 128))
+    launch_kernel(kernels().unpool, (-(-N // 32), -(-E // 128), B), (dx, back, table), (N, E, table.shape[0], 32, 128))

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any
 
 from torch import Tensor
 
-from .. import launching
 from ..launching import captured
 from ..streams import Fork
 
 
 @functools.cache
-def _kernels() -> ModuleType:
-    from . import kernels
+def kernels() -> ModuleType:
+    """Imported where they are launched: not everybody has Triton."""
+    from . import kernels as found
 
-    return kernels
-
-
-def launch(
-    name: str, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], numbers: tuple[object, ...],
-    warps: int = 4,
-) -> None:  # fmt: skip
-    """Run a kernel; its arguments are the tensors, then the numbers."""
-    kinds = (None if x is None else (x.dtype, x.device, x.data_ptr() % 16 == 0) for x in tensors)
-
-    def prepare() -> tuple[Any, tuple[int, int, int], tuple[object, ...], dict[str, int]]:
-        return getattr(_kernels(), name), grid, numbers, {"num_warps": warps}
-
-    launching.launch((name, grid, numbers, *kinds), tensors, prepare, early=False)
+    return found
 
 
 def forked(x: Tensor, parts: int) -> Fork:

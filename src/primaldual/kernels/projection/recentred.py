@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..derivatives import differentiated_once
 from ..kept import on_device
-from ..launching import in_rows, launches, power_of_2
+from ..launching import in_rows, launch_kernel, launches, power_of_2
 from ..native.notes import product
 from ..ragged.passes import dot_sums
-from .launching import forked, launch
+from .launching import forked, kernels
 
 CHUNK = 512  # tokens whose sum one program takes
 WHOLE = 1024  # up to so many tokens one launch does it all
@@ -43,7 +43,7 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-class Recentred(torch.autograd.Function):
+class RecentredProjection(torch.autograd.Function):
     """x ↦ q − βμ, k, v: views of one buffer."""
 
     @staticmethod
@@ -126,8 +126,8 @@ def recentre(q: Tensor, shift: Tensor) -> None:
     if not launches(q):
         q -= shift.unsqueeze(2)
         return
-    launch(
-        "recentre", (-(-N // BLOCK), H, B), (q, shift), (*q.stride()[:3], H, N, D, BLOCK, power_of_2(D))
+    launch_kernel(
+        kernels().recentre, (-(-N // BLOCK), H, B), (q, shift), (*q.stride()[:3], H, N, D, BLOCK, power_of_2(D))
     )  # fmt: skip
 
 
@@ -163,8 +163,8 @@ def column_sums(x: Tensor, share: Tensor | None = None, out: Tensor | None = Non
     """
     *parts, B, N, C = x.shape
     out = x.new_empty(*parts, B, -(-N // BLOCK), C, dtype=torch.float32) if out is None else out
-    launch(
-        "columns", (out.shape[-2], -(-C // 64), x.numel() // (N * C)), (x, share, out),
+    launch_kernel(
+        kernels().columns, (out.shape[-2], -(-C // 64), x.numel() // (N * C)), (x, share, out),
         (x.stride(0) if parts else 0, *x.stride()[-3:-1], B, N, C, out.stride(-3), scale, BLOCK, 64,
          share is not None),
     )  # fmt: skip
@@ -184,8 +184,8 @@ def shift_of(
     weight, bias = weight[E : 2 * E].contiguous(), None if bias is None else bias[E : 2 * E].contiguous()
     mean, shift = sums.new_empty(B, heads, D), sums.new_empty(B, heads, D)
     piece = min(16, power_of_2(D))
-    launch(
-        "shift", (heads * -(-D // piece), B, 1),
+    launch_kernel(
+        kernels().shift, (heads * -(-D // piece), B, 1),
         (sums, weight, bias, beta, seen, table, mean, shift),
         (heads, E, G, blocks, factor, D, piece, min(512, power_of_2(E)), min(32, power_of_2(blocks)), bias is not None,
          beta is not None, seen is not None),
@@ -210,8 +210,8 @@ def _assemble(
     sums = dq.new_empty(B, chunks, 3, H, D, dtype=torch.float32)
     block = _block(D)
     for phase in phases:
-        launch(
-            "assemble", (chunks, H * -(-D // block), B), (dq, dk, dv, share, beta, out, sums),
+        launch_kernel(
+            kernels().assemble, (chunks, H * -(-D // block), B), (dq, dk, dv, share, beta, out, sums),
             (*dq.stride()[:3], *dk.stride()[:3], *dv.stride()[:3], H, N, factor, chunk, chunks, D, 128, block,
              share is not None, beta is not None, phase),
         )  # fmt: skip
@@ -224,7 +224,7 @@ def total(sums: Tensor, out: Tensor) -> None:
     if not launches(sums):
         out.copy_(sums.flatten(0, -2).sum(0))
         return
-    launch("total", (-(-width // 32), 1, 1), (sums, out), (sums.numel() // width, width, 128, 32))
+    launch_kernel(kernels().total, (-(-width // 32), 1, 1), (sums, out), (sums.numel() // width, width, 128, 32))
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..buffers import side_by_side
 from ..derivatives import differentiated_once
-from ..launching import power_of_2
+from ..launching import launch_kernel, power_of_2
 from ..native.notes import product
 from .grouped import Groups, bias_gradients, shift_of_groups, windows_of_heads
-from .launching import forked, launch
+from .launching import forked, kernels
 from .recentred import affine, beta_gradient, column_sums, recentre
 
 
@@ -110,7 +110,7 @@ def _together(gradients: Sequence[Tensor]) -> Tensor:
 def _spread(dk: Tensor, sums: Tensor, beta: Tensor | None, factor: float, groups: Groups) -> None:
     """Add what goes through μ to the gradients of the keys [B, N, E], in place, from Σ_i dq_i in blocks."""
     (B, blocks, E), N, D = sums.shape, groups.tokens, groups.head_dim
-    launch(
-        "spread", (-(-N // 128), groups.heads, B), (dk, sums, beta, windows_of_heads(groups, dk.device)),
+    launch_kernel(
+        kernels().spread, (-(-N // 128), groups.heads, B), (dk, sums, beta, windows_of_heads(groups, dk.device)),
         (N, E, blocks, *dk.stride()[:2], factor, D, power_of_2(D), 128, min(32, power_of_2(blocks)), beta is not None),
     )  # fmt: skip

@@ -114,7 +114,7 @@ def backward_block(
         columns, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, count, seed, D, DV, BLOCK_D, BLOCK_DV, BN, HAS_BIAS,
         DROPOUT,
     )  # fmt: skip
-    span, step, arc = pattern_of(marks_ptr, PATTERN)
+    span, step, phase_span = pattern_of(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
     for start in tl.range(0, L, BM):
@@ -128,8 +128,8 @@ def backward_block(
             p = weight(s * scale + (bias[:, None] - lse[None, :]))
         else:
             p = weight(s * scale - lse[None, :])
-        near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)
-        p = in_pattern(p, 0.0, columns[:, None], near[None, :], turn[None, :], span, step, arc, PATTERN)
+        near, phase = places_of(marks_ptr, marks_width, rows, PATTERN)
+        p = in_pattern(p, 0.0, columns[:, None], near[None, :], phase[None, :], span, step, phase_span, PATTERN)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
@@ -198,7 +198,7 @@ def backward_keys(
         DROPOUT,
     )  # fmt: skip
     back = scale / (LOG2E * keep)  # from keep · ds to gradients
-    span, step, arc = pattern_of(marks_ptr, PATTERN)
+    span, step, phase_span = pattern_of(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
     first_row = 0
@@ -222,8 +222,8 @@ def backward_keys(
             p = weight(s * scale - lse[None, :])
         if CAUSAL:
             p = tl.where(columns[:, None] < visible(rows, count, window)[None, :], p, 0.0)
-        near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)
-        p = in_pattern(p, 0.0, columns[:, None], near[None, :], turn[None, :], span, step, arc, PATTERN)
+        near, phase = places_of(marks_ptr, marks_width, rows, PATTERN)
+        p = in_pattern(p, 0.0, columns[:, None], near[None, :], phase[None, :], span, step, phase_span, PATTERN)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
@@ -255,7 +255,7 @@ def backward_keys(
 
 @triton.jit
 def backward_queries_blocks(
-    dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
+    dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, phase, span, step, phase_span,
     start, end, row_bits, seed, scale, threshold,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
     MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
@@ -271,7 +271,7 @@ def backward_queries_blocks(
         if HAS_BIAS:
             s += tl.load(bias_ptr + columns, mask=columns < end, other=float("-inf"))[None, :] * LOG2E
         p = weight(s - lse[:, None])
-        p = in_pattern(p, 0.0, columns[None, :], near[:, None], turn[:, None], span, step, arc, PATTERN)
+        p = in_pattern(p, 0.0, columns[None, :], near[:, None], phase[:, None], span, step, phase_span, PATTERN)
         if MASKED:
             p = tl.where(columns[None, :] < seen[:, None], p, 0.0)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)

@@ -180,18 +180,18 @@ def backward(
         if DROPOUT:
             row_bits = hash_rows(seed, batch_head, rows)
         seen, clear, end = reach(rows, block, L, count, window, BM_Q, BN_Q, CAUSAL)
-        span, step, arc = pattern_of(marks_ptr, PATTERN)
-        near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)
+        span, step, phase_span = pattern_of(marks_ptr, PATTERN)
+        near, phase = places_of(marks_ptr, marks_width, rows, PATTERN)
         dq = tl.zeros((BM_Q, BLOCK_D), tl.float32)
         dq = backward_queries_blocks(
-            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
-            0, clear, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS, PATTERN,
-            DROPOUT, PRECISION,
+            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, phase, span, step,
+            phase_span, 0, clear, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, False, HAS_BIAS,
+            PATTERN, DROPOUT, PRECISION,
         )  # fmt: skip
         dq = backward_queries_blocks(
-            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
-            clear, end, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS, PATTERN,
-            DROPOUT, PRECISION,
+            dq, q, grad, lse, delta_row, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, phase, span, step,
+            phase_span, clear, end, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS,
+            PATTERN, DROPOUT, PRECISION,
         )  # fmt: skip
         if HAS_OWN:
             own = batch_head * L + rows

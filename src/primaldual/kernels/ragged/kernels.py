@@ -51,7 +51,7 @@ from .pass_kernels import unpool as unpool
 
 @triton.jit
 def _forward_blocks(
-    acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc,
+    acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, phase, span, step, phase_span,
     start, end, row_bits, seed, threshold, scale,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
     MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
@@ -77,7 +77,9 @@ def _forward_blocks(
             else:
                 bias = tl.load(bias_ptr + columns)
             s += bias[None, :] * (LOG2E / scale)
-        s = in_pattern(s, float("-inf"), columns[None, :], near[:, None], turn[:, None], span, step, arc, PATTERN)
+        s = in_pattern(
+            s, float("-inf"), columns[None, :], near[:, None], phase[:, None], span, step, phase_span, PATTERN
+        )  # fmt: skip
         if MASKED:
             s = tl.where(columns[None, :] < seen[:, None], s, float("-inf"))
         if EXACT:
@@ -162,14 +164,15 @@ def forward(
     SUMS: tl.constexpr = 1 if q.dtype == tl.float32 and (PRECISION == "ieee" or BLOCK_D > 64) else 8
     total = tl.zeros((BM, SUMS), tl.float32)
     seen, clear, end = reach(rows, block, L, count, window, BM, BN, CAUSAL)
-    span, step, arc = pattern_of(marks_ptr, PATTERN)
-    near, turn = places_of(marks_ptr, marks_width, rows, PATTERN)
+    span, step, phase_span = pattern_of(marks_ptr, PATTERN)
+    near, phase = places_of(marks_ptr, marks_width, rows, PATTERN)
     acc, m, total = _forward_blocks(
-        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc, 0, clear,
-        row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, False, HAS_BIAS, PATTERN, DROPOUT, PRECISION,
+        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, phase, span, step, phase_span, 0,
+        clear, row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, False, HAS_BIAS, PATTERN, DROPOUT,
+        PRECISION,
     )  # fmt: skip
     acc, m, total = _forward_blocks(
-        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, turn, span, step, arc, clear,
+        acc, m, total, q, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, seen, near, phase, span, step, phase_span, clear,
         end, row_bits, seed, threshold, scale, D, DV, BLOCK_D, BLOCK_DV, BN, True, HAS_BIAS, PATTERN, DROPOUT,
         PRECISION,
     )  # fmt: skip

@@ -1,12 +1,12 @@
 """What the ragged kernels know of a sparse pattern: two integers for each query, three for each head, all modulo 2³².
 
-    query i keeps point j:   j − start_i ≤ span   or   j·step + turn_i ≤ arc
+    query i keeps point j:   j − start_i ≤ span   or   j·step + phase_i ≤ phase_span
 
 The first are the points of a band or of a block. For the second, the points go around a circle of 2³² places, once in
 every `stride` points: step = ⌈2³²/stride⌉. Those of one residue class stand close together there, all others far away,
 so that an arc holds a class, or the last few points of every block. No score costs a division.
 
-The integers of a head are rows of one tensor: (span, step, arc), then start and, where the arcs are used, turn.
+The integers of a head are rows of one tensor: (span, step, phase_span), then start and, where circles are used, phase.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _marks(sparse: Sparse, scales: tuple[int, ...], queries: int, tokens: int, d
 
 
 def _head(pieces: tuple[Piece, ...], i: Tensor, most: int) -> Tensor:
-    """(span, step, arc), start and turn of the queries at coordinates i: [3, width]."""
+    """(span, step, phase_span), start and phase of the queries at coordinates i: [3, width]."""
     start, span = torch.full_like(i, _FAR), 0
-    turn, step, arc = torch.full_like(i, _FAR), 0, 0
+    phase, step, phase_span = torch.full_like(i, _FAR), 0, 0
     near, around = _split(pieces)
     for kept in near:
         if isinstance(kept, Band):
@@ -95,14 +95,14 @@ def _head(pieces: tuple[Piece, ...], i: Tensor, most: int) -> Tensor:
         period = min(_period(piece), most)
         step, slack = -(-(2**32) // period), most + period
         if isinstance(piece, Residues):
-            turn, arc = slack - i * step, 2 * slack
+            phase, phase_span = slack - i * step, 2 * slack
         elif piece.count < period:
-            turn, arc = torch.full_like(i, (piece.count - period) * step), (piece.count - 1) * step + slack
+            phase, phase_span = torch.full_like(i, (piece.count - period) * step), (piece.count - 1) * step + slack
         else:
-            turn, step = torch.zeros_like(i), 0  # all points stand in the arc
+            phase, step = torch.zeros_like(i), 0  # all points are kept
     numbers = torch.zeros_like(i)
-    numbers[0], numbers[1], numbers[2] = span, step, arc
-    return torch.stack([numbers, start, turn])
+    numbers[0], numbers[1], numbers[2] = span, step, phase_span
+    return torch.stack([numbers, start, phase])
 
 
 def _period(piece: Residues | Summary) -> int:

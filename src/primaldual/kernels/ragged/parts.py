@@ -165,7 +165,7 @@ def reach(rows, block, L, count, window, BM: tl.constexpr, BN: tl.constexpr, CAU
 
 @triton.jit
 def pattern_of(marks_ptr, PATTERN: tl.constexpr):
-    """span, step and arc of a head's pattern."""
+    """span, step and phase_span of a head's pattern."""
     if PATTERN == 0:
         return 0, 0, 0
     elif PATTERN == 1:
@@ -176,7 +176,7 @@ def pattern_of(marks_ptr, PATTERN: tl.constexpr):
 
 @triton.jit
 def places_of(marks_ptr, width, rows, PATTERN: tl.constexpr):
-    """start and turn of these queries; the rows themselves where a pattern has no use for them."""
+    """start and phase of these queries; the rows themselves where a pattern has no use for them."""
     if PATTERN == 0:
         return rows, rows
     elif PATTERN == 1:
@@ -186,10 +186,10 @@ def places_of(marks_ptr, width, rows, PATTERN: tl.constexpr):
 
 
 @triton.jit
-def in_pattern(x, otherwise, points, start, turn, span, step, arc, PATTERN: tl.constexpr):
-    """What a pattern keeps of x, modulo 2³²: points − start ≤ span or, where PATTERN is 2, points · step + turn ≤ arc.
+def in_pattern(x, otherwise, points, start, phase, span, step, phase_span, PATTERN: tl.constexpr):
+    """What a pattern keeps of x: points − start ≤ span or, where PATTERN is 2, points · step + phase ≤ phase_span.
 
-    As assembly for the reason that `drop` is.
+    All modulo 2³². As assembly for the reason that `drop` is.
     """
     if PATTERN == 0:
         return x
@@ -215,11 +215,11 @@ def in_pattern(x, otherwise, points, start, turn, span, step, arc, PATTERN: tl.c
             setp.le.or.u32 kept, away, $8, near;
             selp.f32 $0, $1, $2, kept;
             }""",
-            "=r,r,r,r,r,r,r,r,r", [x, otherwise, points, start, span, step, turn, arc], dtype=tl.float32,
+            "=r,r,r,r,r,r,r,r,r", [x, otherwise, points, start, span, step, phase, phase_span], dtype=tl.float32,
             is_pure=True, pack=1,
         )  # fmt: skip
     else:
         kept = (points - start).to(tl.uint32) <= span.to(tl.uint32)
         if PATTERN == 2:
-            kept = kept | (points.to(tl.uint32) * step.to(tl.uint32) + turn.to(tl.uint32) <= arc.to(tl.uint32))
+            kept = kept | (points.to(tl.uint32) * step.to(tl.uint32) + phase.to(tl.uint32) <= phase_span.to(tl.uint32))
         return tl.where(kept, x, otherwise)

@@ -29,7 +29,7 @@ def products(
     """
     device, size = device_of(p.x.device), p.dtype.itemsize
     batch, length, inputs = p.x.shape
-    rate = device.fits["product"].share * device.rates.get(p.dtype, device.rates[torch.float32])
+    rate = device.efficiencies["product"].share * device.rates.get(p.dtype, device.rates[torch.float32])
     more = BACKWARD if p.trains else 1.0
     flops = more * sum(2.0 * batch * tokens * inputs * columns for tokens, columns in parts)
     moved = more * size * float(
@@ -77,4 +77,4 @@ def in_one_call(p: LayerProblem, whole: Estimate) -> Estimate:
     device = device_of(p.x.device)
     if p.captured or not device.host:
         return whole
-    return whole._replace(host=device.fits["compiled"].call / (1.0 if p.trains else TRAINING))
+    return whole._replace(host=device.efficiencies["compiled"].call / (1.0 if p.trains else TRAINING))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...dual import GroupHeadsByScale, Rewrite
+from ...dual import GroupHeadsByScale, PoolBeforeProjection, Rewrite, RowConstantsCancel
 from ...kernels.cudnn import attention as cudnn
 from ...kernels.cudnn import beside
 from ..estimates import Estimate
-from . import grouped, scaled
+from . import scaled
 from .costs import empty_heads, one_after_another
 from .problem import LayerProblem
 
 
 def refusal(p: LayerProblem) -> str | None:
     """Why this route cannot compute the problem; None where it can."""
-    if max(p.scales) == 1:
-        return "no head is pooled"
-    if reason := scaled.refusal(p, "mixed", "grouped_mixed"):
+    if reason := scaled.refusal_of_points(p, "mixed", "grouped_mixed"):
         return reason
     if not p.trains:
         return "there is no way back"
@@ -33,16 +31,16 @@ def refusal(p: LayerProblem) -> str | None:
 
 
 def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
-    """Those of `grouped`; on the way back heads of one scale are one call."""
-    return (*grouped.rewrites(p), GroupHeadsByScale)
+    """The identities that this route makes use of; on the way back heads of one scale are one call."""
+    return (RowConstantsCancel, PoolBeforeProjection, GroupHeadsByScale)
 
 
 def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
     given, seed = scaled.projected(p)
-    return grouped.attend(p, given, seed, by_cudnn=True), None
+    return scaled.attend_points(p, given, seed, by_cudnn=True), None
 
 
 def estimate(p: LayerProblem) -> Estimate:
-    """The projections of `grouped`."""
-    return one_after_another(grouped.projections(p), scaled.attention(p, "mixed"))
+    """The products over points, and the attention."""
+    return one_after_another(scaled.projections_of_points(p), scaled.attention(p, "mixed"))

@@ -72,8 +72,7 @@ def choose(p: LayerProblem) -> LayerPlan:
     if asked:
         best = p.layer.impl
         if best not in able:
-            reason = dict(candidates)[best]
-            raise UnsupportedError(f"impl={best!r} cannot compute this layer: {reason}; impl='auto' can")
+            raise _refused(best, dict(candidates)[best])
     passes = "forward and backward" if p.trains else "forward"
     device = device_of(p.x.device)
     mode = "" if not device.host else ", captured" if p.captured else ", eager"
@@ -88,8 +87,8 @@ def attend(p: LayerProblem, known: dict[object, str]) -> tuple[Tensor, Tensor | 
 
     `known` remembers the routes of calls of the same kind: it belongs to the layer.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():  # nothing can be planned there
-        return (pooled if pooled.refusal(p) is None else separate).run(p)
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return ROUTES[_unplanned(p)].run(p)
     kind = p.route_key()
     route = known.get(kind)
     if route is None:
@@ -97,3 +96,17 @@ def attend(p: LayerProblem, known: dict[object, str]) -> tuple[Tensor, Tensor | 
             known.clear()
         route = known[kind] = choose(p).route
     return ROUTES[route].run(p)
+
+
+def _unplanned(p: LayerProblem) -> str:
+    """The route where a compiler or a transform looks on, and nothing can be planned: one that is asked for, if any."""
+    asked = p.layer.impl
+    if asked not in ROUTES:
+        return "pooled" if pooled.refusal(p) is None else "separate"
+    if (reason := ROUTES[asked].refusal(p)) is not None:
+        raise _refused(asked, reason)
+    return asked
+
+
+def _refused(route: str, reason: str | None) -> UnsupportedError:
+    return UnsupportedError(f"impl={route!r} cannot compute this layer: {reason}; impl='auto' can")

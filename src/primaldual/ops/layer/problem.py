@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from ...dual import Form, form_of
 from ...kernels.launching import captured, traced
 from ...kernels.native import library as native
+from ...kernels.projection.recentred import as_linear
 from ...primal import Primal
 from ...primal.features import Parameters
 from ..plan import EXECUTORS
@@ -126,6 +127,12 @@ def _dtype(mask: Tensor | None) -> torch.dtype | None:
 def operators_watched() -> bool:
     """Whether something but autograd looks at the operators: a compiler, a FLOP counter, a transform."""
     return traced() or forward_ad._current_level >= 0
+
+
+def packed(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs, weight and bias of the packed projection, cast as autocast asks."""
+    assert p.layer.packed is not None
+    return as_linear(p.x, *p.layer.packed)
 
 
 def queries_differ(p: LayerProblem) -> str | None:

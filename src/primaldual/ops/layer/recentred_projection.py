@@ -9,13 +9,13 @@ from ...dual import Rewrite, RowConstantsCancel, beta_of
 from ...kernels.cudnn import attention as cudnn
 from ...kernels.native import layers as compiled
 from ...kernels.native import library as native
-from ...kernels.projection.recentred import Recentred, as_linear, wide
+from ...kernels.projection.recentred import RecentredProjection, wide
 from ...kernels.ragged import limits
 from ...primal import Primal
 from .._attention import attention
 from ..estimates import Estimate
 from .costs import attention_plan, estimate_of, in_one_call, one_after_another, products
-from .problem import LayerProblem, no_projection_kernel, queries_differ
+from .problem import LayerProblem, no_projection_kernel, packed, queries_differ
 
 CUDNN_LAUNCHES = 20
 """Launches whose time the compiled part loses to cuDNN's attention, eager.
@@ -75,13 +75,7 @@ def project(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor]:
     if p.padding is not None:
         seen = p.padding.logical_not() if p.padding.dtype == torch.bool else p.padding != -torch.inf
         share = seen.to(wide(x)) / seen.sum(1, keepdim=True).clamp(min=1)
-    return Recentred.apply(x, weight, bias, learned, share, factor, p.layer.num_heads)
-
-
-def packed(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Inputs, weight and bias of the packed projection, cast as autocast asks."""
-    assert p.layer.packed is not None
-    return as_linear(p.x, *p.layer.packed)
+    return RecentredProjection.apply(x, weight, bias, learned, share, factor, p.layer.num_heads)
 
 
 def _runs_compiled(p: LayerProblem) -> bool:

@@ -1,4 +1,4 @@
-"""What the routes of scaled heads share that take all heads in one launch: `unpooled`, `grouped`, `mixed`."""
+"""What the routes share that take all scaled heads in one launch: `unpooled`, `grouped`, `grouped_mixed`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...dual import GroupHeadsByScale, beta_of
+from ...kernels.cudnn import beside
 from ...kernels.launching import seed_of
+from ...kernels.projection import grouped
 from ...kernels.projection.grouped import Groups
 from ...kernels.ragged import limits
 from ...primal import Primal
 from ..estimates import Estimate, estimate
-from .costs import attention_plan
-from .problem import LayerProblem, no_projection_kernel, queries_differ
-from .recentred_projection import packed
+from .costs import attention_plan, products
+from .problem import LayerProblem, no_projection_kernel, packed, queries_differ
 
 
 class Projected(NamedTuple):
@@ -46,6 +47,11 @@ def refusal(p: LayerProblem, *executors: str) -> str | None:
     return None if reason is None else f"the ragged kernel {reason}"
 
 
+def refusal_of_points(p: LayerProblem, *executors: str) -> str | None:
+    """The same of routes that pool the inputs first."""
+    return "no head is pooled" if max(p.scales) == 1 else refusal(p, *executors)
+
+
 def groups_of(p: LayerProblem) -> Groups:
     """The heads of each scale, and the sizes of the call."""
     batch, tokens, _ = p.x.shape
@@ -66,3 +72,22 @@ def attention(p: LayerProblem, impl: str) -> Estimate:
     """What an executor takes for the attention of all heads."""
     primal = Primal(training_set=p.primal.training_set)  # queries come out of the projection re-centred
     return estimate(impl, attention_plan(p, primal, p.layer.num_heads, p.x.shape[1], "auto").sizes)
+
+
+def attend_points(p: LayerProblem, given: Projected, seed: Tensor | None, by_cudnn: bool) -> Tensor:
+    """Project into one flat buffer and attend from it; back by cuDNN, where heads are long and that is asked."""
+    flat, shift = grouped.project(*given)
+    sizes = given.groups
+    queries = beside.Queries(sizes.batch, sizes.heads, sizes.tokens, sizes.head_dim, sizes.row)
+    return beside.attend(flat, queries, shift, grouped.layout(sizes), by_cudnn, p.dropout_p, seed)
+
+
+def projections_of_points(p: LayerProblem) -> Estimate:
+    """A product for every scale and for the queries, and what is done beside them."""
+    sizes = groups_of(p)
+    parts = [(p.x.shape[1], sizes.row)]
+    windows = list(zip(sizes.windows, sizes.widths, strict=True))[sizes.pooled]
+    each, maps = len(windows), len(p.primal.point_maps)
+    return products(
+        p, [*parts, *windows], 4 + each + 2 * maps, 10 + 2 * each + maps, passes=(6.0 if p.trains else 1.0) + 2.0 * maps
+    )

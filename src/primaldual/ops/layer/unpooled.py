@@ -13,7 +13,7 @@ from ...kernels.native import library as native
 from ...kernels.projection import unpooled
 from ...kernels.ragged.tokens import attend_tokens
 from ..estimates import Estimate
-from . import recentred_projection, scaled
+from . import scaled
 from .costs import in_one_call, one_after_another, products
 from .problem import LayerProblem
 
@@ -41,8 +41,6 @@ def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
     found = compiled.attend(*given, p.dropout_p, seed, pool_first=False)
     if found is not None:
         return found, None
-    if max(p.scales) == 1:  # the compiled part was there, and refused
-        return recentred_projection.run(p)
     q, k, v = unpooled.project(*given)
     return attend_tokens(q, k, v, None, given.groups.scales, False, p.dropout_p, seed), None
 

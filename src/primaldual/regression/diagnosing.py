@@ -14,8 +14,8 @@ from ..svr.design import design
 from ..svr.fit import KernelError, NotConvergedWarning, fit
 from .calls import AttentionCall, attention_calls
 from .diagnosis import Diagnosis, HeadRow, Numbers
-from .recover import recover
-from .sequence import Notes, RefusalError, Sequence, sequence_of
+from .recovery import recover
+from .sequence import Notes, OneSequence, RefusalError, sequence_of
 
 TOL = 1e-6
 """The relative duality gap to which a head is solved again, and how near to C is at the bound."""
@@ -69,6 +69,11 @@ def diagnose(model: nn.Module, batch: Any, *, epsilon: float = 0.1, top: int = 5
 
 def _rows(call: AttentionCall, epsilon: float, top: int, max_iter: int) -> list[HeadRow]:
     """A row for each head."""
+    if call.scale is not None or call.query_offset:
+        raise ValueError(
+            f"{call.layer}: a regression is read back from heads with 1/√head_dim on their scores, whose queries begin "
+            f"at the first key; this layer has scale={call.scale}, and query_offset={call.query_offset}"
+        )
     heads = call.keys.shape[1]
     notes = Notes(heads)
     measured: list[Tensor] = []
@@ -94,7 +99,7 @@ def _rows(call: AttentionCall, epsilon: float, top: int, max_iter: int) -> list[
 
 
 def _measure(
-    call: AttentionCall, p: Sequence, epsilon: float, top: int, max_iter: int, notes: Notes
+    call: AttentionCall, p: OneSequence, epsilon: float, top: int, max_iter: int, notes: Notes
 ) -> tuple[Tensor, list[tuple[int, ...]]]:
     """`Numbers` of every head [H, 7], and the tokens with the largest |α|."""
     primal, (_, H, S, _), Dv = call.primal, p.keys.shape, p.values.shape[-1]
@@ -124,8 +129,8 @@ def _measure(
 
 
 def _shares(
-    call: AttentionCall, p: Sequence, targets: Tensor, log_c: Tensor, log_alpha: Tensor, epsilon: float, max_iter: int,
-    notes: Notes,
+    call: AttentionCall, p: OneSequence, targets: Tensor, log_c: Tensor, log_alpha: Tensor, epsilon: float,
+    max_iter: int, notes: Notes,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Which α [H, W, Dv] are not zero, and which are at the bound, at this ε; NaN where it cannot be solved."""
     near = math.log1p(-TOL)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..derivatives import differentiated_once
-from ..launching import MULTIPROCESSORS, power_of_2, precision_asked
+from ..launching import MULTIPROCESSORS, launch_kernel, power_of_2, precision_asked
 from .division import STAGES
 from .dropout import Dropout, drop_arguments
 from .sums import fold
@@ -36,10 +36,12 @@ class _Head(Function):
         parts = z.new_empty(members, runs, cases, outputs, dtype=torch.float32)
         seed, numbers = drop_arguments(drop, z)
         tile = min(64, max(16, power_of_2(cases)))
-        head_kernels.head[(runs, -(-cases // tile), members)](
-            z, weight, z if padding is None else padding, seed, parts, weight.stride(0), cases, length, outputs, span,
-            *numbers, D=width, BC=tile, BK=columns, BO=block, DROPOUT=drop is not None,
-            HAS_PADDING=padding is not None, PRECISION=_precision(weight), num_stages=STAGES,
+        launch_kernel(
+            head_kernels.head, (runs, -(-cases // tile), members),
+            (z, weight, z if padding is None else padding, seed, parts),
+            (weight.stride(0), cases, length, outputs, span, *numbers, width, tile, columns, block, drop is not None,
+             padding is not None, _precision(weight)),
+            stages=STAGES,
         )  # fmt: skip
         ctx.save_for_backward(z, weight, padding)
         ctx.about = (drop, bias.dtype)
@@ -58,10 +60,12 @@ class _Head(Function):
         dz, dweight = torch.empty_like(z), torch.empty_like(weight, memory_format=torch.contiguous_format)
         seed, numbers = drop_arguments(drop, z)
         columns = 128 if outputs <= 16 else 64
-        head_kernels.head_backward[(-(-length * width // columns), members)](
-            z, weight, z if padding is None else padding, seed, dscores, dz, dweight, weight.stride(0), cases, length,
-            outputs, *numbers, D=width, BC=16, BK=columns, BO=max(16, power_of_2(outputs)), DROPOUT=drop is not None,
-            HAS_PADDING=padding is not None, PRECISION=_precision(weight), num_stages=STAGES,
+        launch_kernel(
+            head_kernels.head_backward, (-(-length * width // columns), members, 1),
+            (z, weight, z if padding is None else padding, seed, dscores, dz, dweight),
+            (weight.stride(0), cases, length, outputs, *numbers, width, 16, columns, max(16, power_of_2(outputs)),
+             drop is not None, padding is not None, _precision(weight)),
+            stages=STAGES,
         )  # fmt: skip
         return dz, dweight, dscores.sum(1).to(dtype), None, None
 

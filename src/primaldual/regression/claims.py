@@ -22,7 +22,7 @@ from ..svr.design import design, hides_points, in_common, unpool
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
 from .certification import Certification, Check, worst
 from .drawn import Drawn, draw, fitting_length, length_that_hides
-from .recover import recover
+from .recovery import recover
 
 GAP = 1e-8
 """Relative duality gap: well over float64 rounding of the objectives, well under any tolerance of the outputs."""
