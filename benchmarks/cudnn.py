@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as fused
 
-from primaldual.bench.timing import capture, elapsed
+from primaldual.bench.timing import elapsed
+from primaldual.training.capture import step_graph
 
 CUDA = torch.device("cuda")
 KEYS = (1, 17, 32, 63, 64, 65, 96, 112, 127, 128, 129, 192, 224, 256, 320, 448, 576, 640, 896, 1000, 1152, 1751)
@@ -85,7 +86,7 @@ def step(qkv: list[Tensor]) -> object:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    replay = capture(work).graph.replay
+    replay = step_graph(work).graph.replay
     return statistics.median(elapsed(replay, CUDA) for _ in range(40))
 
 

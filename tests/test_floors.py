@@ -112,6 +112,16 @@ def test_every_launch_in_the_machine_room_goes_through_one_place():
     assert bare_launches(place, source) == ["kernels/launching.py:2", "kernels/launching.py:3"]
 
 
+def test_flex_attention_is_called_in_its_room_alone():
+    callers = {
+        path.parent.relative_to(SOURCE).as_posix()
+        for path in files()
+        for parts, _ in modules(path, path.read_text("utf-8"))
+        if "flex_attention" in parts
+    }
+    assert callers == {"kernels/flex"}
+
+
 @pytest.mark.parametrize("among", [EXECUTORS, ROUTES], ids=["executors", "routes of a layer"])
 def test_what_a_plan_chooses_among_does_not_import_one_another(among):
     paths = {module.__name__: Path(str(module.__file__)) for module in among.values()}

@@ -14,7 +14,8 @@ from primaldual.bench.counts import bytes_moved, flops
 from primaldual.bench.plot import ratio_plot, targets_plot
 from primaldual.bench.session import measure_all
 from primaldual.bench.targets import cases, verdicts
-from primaldual.bench.timing import Contestant, Timed, in_turns, step_graph, working_bytes
+from primaldual.bench.timing import Contestant, Timed, in_turns, working_bytes
+from primaldual.training.capture import step_graph
 
 CPU = torch.device("cpu")
 SMALL = Case("kernels", "sh", 16, 2, heads=4, head_dim=8, dtype="float32", mode="eager", scales=(1, 1, 2, 2))

@@ -8,6 +8,7 @@ from typer.testing import CliRunner, Result
 
 import primaldual
 from primaldual.cli import app
+from primaldual.cli.mechanism_options import OPTIONS
 
 
 def call(*arguments: str) -> Result:
@@ -88,6 +89,12 @@ def test_help_shows_examples():
         "mechanisms", "explain", "demo", "certify", "train", "reproduce", "sweep", "efficiency", "build", "bench",
         "data",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["explain", "train"])
+def test_both_commands_that_take_a_mechanism_take_all_its_options(command):
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", call(command, "--help").stdout)
+    assert not [name for name in OPTIONS if f"--{name} " not in plain]
 
 
 @pytest.mark.parametrize("package", ["aeon", "matplotlib"])

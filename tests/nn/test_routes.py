@@ -32,7 +32,7 @@ def test_what_the_plan_says_is_what_runs(name, call, route, monkeypatch):
     layer, ran = make(name), []
     for known, module in ROUTES.items():
         run = module.run
-        monkeypatch.setattr(module, "run", lambda p, known=known, run=run: ran.append(known) or run(p))
+        monkeypatch.setattr(module, "run", lambda *given, known=known, run=run: ran.append(known) or run(*given))
     call = {"need_weights": False} | call
     for _ in range(2):  # planned, then remembered
         layer(x, x, x, **call)
@@ -69,7 +69,7 @@ def test_a_route_that_is_asked_for_is_taken_or_refused_where_nothing_can_be_plan
     expected = [reference_of(layer)(x, x, x)[0] for layer in layers]
     for known in ("pooled", "separate"):
         run = ROUTES[known].run
-        monkeypatch.setattr(ROUTES[known], "run", lambda p, known=known, run=run: ran.append(known) or run(p))
+        monkeypatch.setattr(ROUTES[known], "run", lambda *given, known=known, run=run: ran.append(known) or run(*given))
     torch.testing.assert_close([under_vmap(layer) for layer in layers], expected)
     assert ran == ["pooled", "separate", "pooled"]
     with pytest.raises(UnsupportedError, match="impl='grouped' cannot compute this layer: "):

@@ -9,9 +9,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import Primal, attention, mechanism
 from primaldual.dual import Expansion
+from primaldual.kernels.flex import attention as flex
+from primaldual.kernels.flex.attention import FAR, TILE, Span, build_block_mask, tiles
 from primaldual.ops import block_sparse, gathered
-from primaldual.ops.block_sparse import TILE, build_block_mask, tiles
-from primaldual.ops.gathered import FAR, Laid, Span
+from primaldual.ops.gathered import Laid
 from primaldual.primal import Fixed, Pattern, Pooled, Sparse, Strided, Window
 from support.battery import CASES, PRIMALS, Case, exists, outputs_and_gradients, relative_error, runs
 
@@ -23,7 +24,7 @@ PATTERNS = {"strided": Strided(11), "fixed": Fixed(11, 2), "window": Window(9), 
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decomposition of the GPU, on any device: spans over whole bands, with the plain softmax in flex's place."""
     monkeypatch.setattr(block_sparse, "_flex_runs", lambda p: True)
-    monkeypatch.setattr(block_sparse, "flex", gathered.dense)
+    monkeypatch.setattr(block_sparse, "_flex", gathered.dense)
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -105,19 +106,19 @@ def test_a_mask_holds_what_is_kept_not_all_pairs() -> None:
 
 def test_masks_are_remembered_and_padding_builds_none(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    monkeypatch.setattr(block_sparse, "build_block_mask", lambda *a: built.append(a) or object())
+    monkeypatch.setattr(flex, "build_block_mask", lambda *a: built.append(a) or object())
     monkeypatch.setattr(block_sparse, "_flex_runs", lambda p: True)
 
-    def flex(laid: Laid) -> gathered.Part:
-        block_sparse._block_mask(laid.span, laid.q.shape[2], laid.keys.shape[2], laid.q.device)
+    def looked_up(laid: Laid) -> gathered.Part:
+        flex._block_mask(laid.span, laid.q.shape[2], laid.keys.shape[2], laid.q.device)
         return gathered.dense(laid)
 
-    monkeypatch.setattr(block_sparse, "flex", flex)
-    block_sparse._remembered.kept.clear()
+    monkeypatch.setattr(block_sparse, "_flex", looked_up)
+    flex._remembered.kept.clear()
     q, primal = torch.randn(2, 2, 60, 4), Primal(training_set=Sparse(Strided(7)))
     for hidden in (None, torch.rand(2, 60) < 0.5, torch.rand(2, 60) < 0.5, None):
         attention(q, q, q, primal, impl="block_sparse", key_padding_mask=hidden)
-    block_sparse._remembered.kept.clear()
+    flex._remembered.kept.clear()
     assert len(built) == 1
 
 
@@ -126,14 +127,14 @@ def test_flex_attention_gives_the_softmax_its_log_sum_exp_and_their_gradients(mo
     """FlexAttention's own dense form, traced as on a GPU: torch has none of its kernels with gradients on a CPU."""
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
     compiled = torch.compile(torch_flex.flex_attention, backend="aot_eager", dynamic=True)
-    monkeypatch.setattr(block_sparse, "_compiled_flex", lambda dynamic: compiled)
+    monkeypatch.setattr(flex, "_compiled_flex", lambda dynamic: compiled)
     for span, heads in ((Span(2, 1, -20, 20, 0), 1), (None, 2)):
         q, k, v = (torch.randn(2, 2, n, d, requires_grad=True) for n, d in ((150, 8), (75, 8), (75, 5)))
         bias = torch.randn(2, heads, 75).masked_fill(torch.rand(2, heads, 75) < 0.3, -torch.inf)
         bias[0] = -torch.inf
         laid = Laid(q, k, v, bias, span, lambda x: x)
         results = []
-        for attend_piece in (block_sparse.flex, gathered.dense):
+        for attend_piece in (block_sparse._flex, gathered.dense):
             out, lse = attend_piece(laid)
             total = out.square().sum() + lse.masked_fill(lse == -torch.inf, 0.0).square().sum()
             results.append((out, lse, *torch.autograd.grad(total, (q, k, v))))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from primaldual import Primal, attention
-from primaldual.ops import block_sparse
+from primaldual.kernels.flex import attention as flex
 from primaldual.primal import Fixed, Pooled, Recenter, Sparse, Strided, Window
 from support.battery import relative_error
 from support.rounding import rounded_at_every_step
@@ -71,7 +71,7 @@ def test_memory_and_masks_grow_as_what_is_kept() -> None:
 
 
 def test_a_mask_met_in_inference_serves_training() -> None:
-    block_sparse._remembered.kept.clear()
+    flex._remembered.kept.clear()
     q, k, v = tensors(500)
     primal = Primal(training_set=Sparse(Window(30)))
     with torch.inference_mode():

@@ -1,14 +1,18 @@
 """What a plan says is computed is what is computed."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import MultiheadAttention, Primal, derive, mechanism
 from primaldual.dual import (
+    Expansion,
     GroupHeadsByScale,
     KeepPattern,
     PoolBeforeProjection,
@@ -16,11 +20,12 @@ from primaldual.dual import (
     Rewrite,
     RowConstantsCancel,
 )
-from primaldual.ops import EXECUTORS, plan
+from primaldual.ops import EXECUTORS, UnsupportedError, _attention, attention, plan, ragged
 from primaldual.ops.plan import execute
 from primaldual.ops.problem import Problem, state
-from primaldual.primal import EluPlusOne, Points, Pooled, Recenter, Sparse, TrainingSet, Window
+from primaldual.primal import EluPlusOne, PointMap, Points, Pooled, Sparse, TrainingSet, Window
 from primaldual.primal.features import FeatureMap
+from support.formulas import in_place_of_kernels
 
 QUERIES, KEYS = 5, 7
 
@@ -81,8 +86,8 @@ def test_row_constants_are_said_to_cancel_exactly_where_keys_are_left_alone(
     impl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p, mapped = problem(mechanism("bn")), []
-    apply, query = Recenter.apply, RowConstantsCancel.query
-    monkeypatch.setattr(Recenter, "apply", lambda self, x, *rest: mapped.append(x.shape[-2]) or apply(self, x, *rest))
+    apply, query = PointMap.apply, RowConstantsCancel.query  # of the base class: a re-centring with its own is another
+    monkeypatch.setattr(PointMap, "apply", lambda self, x, *rest: mapped.append(x.shape[-2]) or apply(self, x, *rest))
     monkeypatch.setattr(
         RowConstantsCancel, "query", staticmethod(lambda q, *rest: mapped.append(q.shape[-2]) or query(q, *rest))
     )
@@ -126,3 +131,111 @@ def test_every_rewrite_that_a_derivation_prints_is_made_use_of_somewhere(name: s
     used = {r for impl in EXECUTORS if EXECUTORS[impl].refusal(p) is None for r in said(p, impl)}
     layer = MultiheadAttention(32, 4, mechanism=p.primal)
     assert used | set(layer.plan(torch.randn(16, 1, 32)).expansion.rewrites) == set(derive(p.primal).rewrites)
+
+
+SCALES = (1, 2, 2, 4)
+RUNS = {
+    "linear": ("linear", "linear-bn", "linear-bn+sh"),
+    "block_sparse": ("sparse", "sparse-bn", "sparse-bn+sh"),
+    "recentred": ("bn",),
+    "sdpa": ("softmax", "bn", "bn+sh", "sparse-bn+sh"),
+    "ragged": ("softmax", "bn", "sh", "bn+sh"),
+    "mixed": ("sh", "bn+sh"),
+    "dense": ("softmax", "bn", "bn+sh", "linear-bn", "sparse-bn+sh"),
+    "reference": ("softmax", "bn+sh", "linear", "sparse-bn"),
+}
+"""For every executor mechanisms that make use of all the identities that it knows."""
+
+
+def test_every_executor_is_held_to_what_is_said_of_it() -> None:
+    assert RUNS.keys() == EXECUTORS.keys()
+
+
+def primal_of(name: str) -> Primal:
+    options: dict[str, Any] = {"scales": SCALES} if "sh" in name else {}
+    return mechanism(name, **options, **({"stride": 3} if name.startswith("sparse") else {}))
+
+
+def inputs(primal: Primal) -> Problem:
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(1, 4, 16, 8, dtype=torch.float64, generator=generator) for _ in range(3))
+    return state(*x, primal)
+
+
+class Operators(TorchDispatchMode):
+    """The operators that run, and the shapes of what they make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[object] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        self.ran.append((str(func), [tuple(x.shape) for x in tree_leaves(out) if isinstance(x, Tensor)]))
+        return out
+
+
+@pytest.mark.parametrize(("impl", "name"), [(impl, name) for impl, names in RUNS.items() for name in names])
+def test_without_a_rewrite_that_is_said_something_else_runs_or_nothing(
+    impl: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = in_place_of_kernels(monkeypatch)
+    p = inputs(primal_of(name))
+    expected, _ = execute(p, "reference")
+    expansion = plan(p.q, p.k, p.v, p.primal, impl=impl).expansion
+
+    def run(rewrites: tuple[type[Rewrite], ...]) -> list[object]:
+        called.clear()
+        with Operators() as operators:
+            out, _ = EXECUTORS[impl].run(replace(p, expansion=Expansion(p.primal, rewrites)))
+        torch.testing.assert_close(out, expected)
+        return [*operators.ran, *called]
+
+    run(expansion.rewrites)  # some tensors are made once
+    rewritten = run(expansion.rewrites)
+    assert run(expansion.rewrites) == rewritten
+    for rewrite in expansion.rewrites:
+        rest = tuple(other for other in expansion.rewrites if other is not rewrite)
+        try:
+            other = run(rest)
+        except UnsupportedError as error:
+            assert repr(rewrite.name) in str(error)
+        else:
+            assert other != rewritten, f"{rewrite.name} is said, and nothing depends on it"
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all keys", "padded"])
+@pytest.mark.parametrize(("impl", "name"), [(impl, name) for impl, names in RUNS.items() for name in names])
+def test_what_a_plan_says_is_bound_and_is_asked_once(
+    impl: str, name: str, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if masked and impl in ("recentred", "mixed"):
+        pytest.skip("has no form for masks")
+    if masked and impl == "ragged" and "sh" in name:
+        pytest.skip("pools padded tokens in a kernel")
+    in_place_of_kernels(monkeypatch)
+    p, module, bound, asked = inputs(primal_of(name)), EXECUTORS[impl], [], []
+    mask = {"key_padding_mask": torch.arange(16)[None] >= 14} if masked else {}
+    expected = plan(p.q, p.k, p.v, p.primal, impl=impl, **mask).expansion
+    run, rewrites, direct = module.run, module.rewrites, ragged.direct
+    monkeypatch.setattr(module, "run", lambda p: bound.append(p.expansion) or run(p))
+    monkeypatch.setattr(module, "rewrites", lambda p: asked.append(p) or rewrites(p))
+    monkeypatch.setattr(ragged, "direct", lambda p: bound.append(p.expansion) or direct(p))
+    monkeypatch.setattr(_attention, "_known", {})
+    for _ in range(2):
+        attention(p.q, p.k, p.v, p.primal, impl=impl, **mask)  # type: ignore[arg-type]
+    assert bound and all(expansion == expected for expansion in bound)
+    assert len(asked) == (2 if masked else 1)  # a call without masks is remembered
+
+
+@pytest.mark.parametrize("name", ["bn", "bn+sh"])
+@pytest.mark.parametrize("impl", ["sdpa", "dense", "ragged"])
+def test_a_causal_map_of_both_sides_is_never_taken_for_one_of_the_queries(impl: str, name: str) -> None:
+    q, k, v = (torch.randn(1, 4, 8, 8, dtype=torch.float64) for _ in range(3))
+    p = state(q, k, v, primal_of(name), is_causal=True)
+    written = replace(p, expansion=p.expansion.rewritten(GroupHeadsByScale))
+    if impl == "dense" and name == "bn":  # each query has keys of its own, one by one
+        torch.testing.assert_close(EXECUTORS[impl].run(written), execute(p, "reference"))
+    else:
+        with pytest.raises(UnsupportedError, match="each query would need its own keys"):
+            EXECUTORS[impl].run(written)

@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from primaldual import attention, mechanism
-from primaldual.bench.timing import step_graph
 from primaldual.dual import GroupHeadsByScale
 from primaldual.kernels import kept, launching
+from primaldual.kernels.flex import attention as flex
+from primaldual.kernels.flex.attention import Span
 from primaldual.kernels.kept import Kept, OnDevice
 from primaldual.kernels.projection import grouped, recentred
 from primaldual.kernels.ragged import layout as layouts
 from primaldual.kernels.ragged import marks, padded, passes, work
-from primaldual.ops import block_sparse, pooling, ragged
-from primaldual.ops.gathered import Span
+from primaldual.ops import pooling, ragged
 from primaldual.primal import Sparse
 from primaldual.primal.patterns import Window
+from primaldual.training.capture import step_graph
 from support.graphs import capture
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ TABLES: dict[str, tuple[OnDevice[Any], Callable[[int], tuple[Any, ...]]]] = {
     "one group": (recentred._one_group, lambda n: (2, n, CPU)),
     "constant": (ragged._kept_constant, lambda n: (0.5, n, CPU)),
     "visible": (pooling._kept_visible, lambda n: (SPARSE, 1, n, n, CPU)),
-    "block masks": (block_sparse._remembered, lambda n: (Span(1, 1, 0, 9), n, n, CPU)),
+    "block masks": (flex._remembered, lambda n: (Span(1, 1, 0, 9), n, n, CPU)),
 }
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from primaldual import MultiheadAttention, Primal, attention, mechanism
-from primaldual.bench.timing import step_graph
 from primaldual.kernels import launching
 from primaldual.kernels.kept import Kept
 from primaldual.kernels.native import layers as compiled
@@ -20,6 +19,7 @@ from primaldual.kernels.native import replay
 from primaldual.kernels.projection import unpooled
 from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work
+from primaldual.training.capture import step_graph
 from support.battery import relative_error
 from support.ragged import adding_up, sweeping
 

@@ -18,6 +18,7 @@ from primaldual.kernels.ragged import work as ragged_work
 from primaldual.kernels.ragged.passes import Shift, place_three, sum_rows
 from primaldual.ops import mixed
 from primaldual.ops.estimates import H200, estimate, sizes_of
+from primaldual.ops.plan import execute
 from primaldual.ops.problem import Problem
 from support.battery import relative_error
 from support.cudnn import stand_in
@@ -99,7 +100,7 @@ def test_as_many_launches_as_the_plan_counts(
     leaves = [torch.randn(2, 6, 144, 64, dtype=torch.float16, requires_grad=True) for _ in range(3)]
     p = Problem(Expansion(PRIMALS[name]), *leaves)
     with adding_up() as names:
-        mixed.run(p)[0].backward(leaves[0].detach())
+        execute(p, "mixed")[0].backward(leaves[0].detach())
     copies = (0 if strided else len(long)) + (len(long) < 4)  # of the log-sum-exps: for cuDNN, and for ours
     sizes = sizes_of(p, backward=True, captured=True)._replace(device=H200)
     assert len(names) + 3 * len(long) + copies == estimate("mixed", sizes).launches

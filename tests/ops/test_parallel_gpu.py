@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from primaldual import Primal, attention, mechanism
-from primaldual.bench.timing import step_graph
 from primaldual.kernels.cudnn import attention as cudnn
 from primaldual.kernels.cudnn import beside as parallel
 from primaldual.nn import TransformerEncoderLayer
+from primaldual.training.capture import step_graph
 from support.battery import relative_error
 from support.ragged import check
 

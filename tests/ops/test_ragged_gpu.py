@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from primaldual import Primal, attention, mechanism
-from primaldual.bench.timing import step_graph
 from primaldual.kernels.native import library as native
 from primaldual.ops import plan
 from primaldual.primal import Fixed, Pattern, Strided, Window
+from primaldual.training.capture import step_graph
 from support.ragged import adding_up, check, replayed, sweeping
 
 pytestmark = [

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from primaldual import attention, mechanism
-from primaldual.bench.timing import step_graph
 from primaldual.ops import UnsupportedError, recentred
+from primaldual.training.capture import step_graph
 from support.ragged import check
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..training.capture import step_graph
+
 Step = Callable[[], Any]
 WARM_UP, WARM_SECONDS = 3, 0.5
 SAMPLE_SECONDS = {"eager": 5e-3, "captured": 2e-3}
@@ -28,27 +30,6 @@ class Contestant(NamedTuple):
     steps: Sequence[Step]
     held: int
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
-
-
-class StepGraph(NamedTuple):
-    """A CUDA graph of one step, and the tensors that its replays write."""
-
-    graph: torch.cuda.CUDAGraph
-    result: Any
-
-
-def step_graph(step: Step, warm_up: int = WARM_UP) -> StepGraph:
-    """One whole step as a CUDA graph, after a warm-up on a side stream."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(warm_up):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
-    return StepGraph(graph, result)
 
 
 def elapsed(run: Step, device: torch.device) -> float:

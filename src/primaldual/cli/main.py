@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,19 +15,7 @@ from ..data import DataError
 from ..demo import DemoError, Settings, run_demo
 from ..demo.terminal import summary_table
 from ..dual import derive
-from .mechanism_options import (
-    Beta,
-    Causal,
-    Full,
-    Grid,
-    How,
-    Learnable,
-    PatternName,
-    Prefix,
-    Scales,
-    Size,
-    mechanism_option,
-)
+from .mechanism_options import mechanism_option, with_mechanism_options
 from .table import LEGEND, mechanisms_table
 
 app = typer.Typer(
@@ -84,29 +72,18 @@ def mechanisms_command() -> None:
     epilog="**Examples**\n\n- `primaldual explain bn --beta 0.6`\n\n- `primaldual explain sh --scales 1,1,2,2 --latex`"
     "\n\n- `primaldual explain conv2d --size 3x3 --grid 14x14`\n\n- `primaldual explain sparse --pattern window:16`"
 )
+@with_mechanism_options
 def explain(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One of `primaldual mechanisms`.", show_default=False)],
+    *,
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    beta: Beta = None,
-    learnable: Learnable = None,
-    full: Full = None,
-    scales: Scales = None,
-    how: How = None,
-    prefix: Prefix = None,
-    size: Size = None,
-    causal: Causal = None,
-    grid: Grid = None,
-    pattern: PatternName = None,
+    settings: dict[str, Any],
 ) -> None:
     """Derive a mechanism: its primal problem, the stationarity conditions, the attention that follows, its cost."""
     if latex and markdown:
         raise _fail("choose one of --latex and --markdown", 2)
     try:
-        settings = {
-            "beta": beta, "learnable": learnable, "full": full, "scales": scales, "how": how, "prefix": prefix,
-            "size": size, "causal": causal, "grid": grid, "pattern": pattern,
-        }  # fmt: skip
         expansion = derive(mechanism_option(name, settings))
         typer.echo(expansion.explain("latex" if latex else "markdown" if markdown else "text"))
     except (ValueError, TypeError) as error:

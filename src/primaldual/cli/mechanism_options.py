@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -9,21 +10,44 @@ import typer
 
 from ..primal import Fixed, Pattern, Primal, Strided, Window, mechanism
 
-Beta = Annotated[float | None, typer.Option(help="`bn`: how much of the mean is taken off.")]
-Learnable = Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")]
-Full = Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")]
-Scales = Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2,4,4,8,8`.")]
-How = Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")]
-Prefix = Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")]
-Size = Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")]
-Causal = Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")]
-Grid = Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")]
-PatternName = Annotated[
-    str | None,
-    typer.Option("--pattern", help="`sparse`: `strided`, `fixed` or `window`; sized: `window:16`, `strided:sqrt`."),
-]
+OPTIONS: dict[str, Any] = {
+    "beta": Annotated[float | None, typer.Option(help="`bn`: how much of the mean is taken off.")],
+    "learnable": Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")],
+    "full": Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")],
+    "scales": Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2,4,4,8,8`.")],
+    "how": Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")],
+    "prefix": Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")],
+    "size": Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")],
+    "causal": Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")],
+    "grid": Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")],
+    "pattern": Annotated[
+        str | None,
+        typer.Option(help="`sparse`: `strided`, `fixed` or `window`; sized: `window:16`, `strided:sqrt`."),
+    ],
+}
+"""Of every mechanism; those that a mechanism does not have are errors where they are given."""
 
 _PATTERNS = {"strided": Strided, "fixed": Fixed, "window": Window}
+
+
+def with_mechanism_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose parameter `settings` is all of `OPTIONS`, which it gets as one dictionary."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.name == "settings":
+            named = inspect.Parameter.KEYWORD_ONLY
+            parameters += (inspect.Parameter(o, named, default=None, annotation=kind) for o, kind in OPTIONS.items())
+        else:
+            parameters.append(parameter)
+
+    def called(**given: Any) -> None:
+        command(settings={name: given.pop(name) for name in OPTIONS}, **given)
+
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    called.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return called
 
 
 def mechanism_option(name: str, settings: dict[str, Any]) -> Primal:

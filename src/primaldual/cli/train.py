@@ -17,19 +17,7 @@ from ..base.threads import on_threads
 from ..primal import Primal
 from .jobs import one_line_errors
 from .main import _escape, _fail, app, console
-from .mechanism_options import (
-    Beta,
-    Causal,
-    Full,
-    Grid,
-    How,
-    Learnable,
-    PatternName,
-    Prefix,
-    Scales,
-    Size,
-    mechanism_option,
-)
+from .mechanism_options import mechanism_option, with_mechanism_options
 from .options import OUTPUT, DataDir, Device, Output, Threads, device_option
 
 if TYPE_CHECKING:
@@ -42,6 +30,7 @@ if TYPE_CHECKING:
     "\n\n- `primaldual train Mine_TRAIN.ts --mechanism bn --beta 0.6 --seeds 5`"
     "\n\n- `primaldual train BasicMotions --mechanism bn+sh --tune --trials 30`"
 )
+@with_mechanism_options
 def train(
     name: Annotated[
         str,
@@ -52,19 +41,11 @@ def train(
             "Targets of a file are standardised for training.",
         ),
     ],
+    *,
     mechanism_name: Annotated[
         str, typer.Option("--mechanism", help="One of `primaldual mechanisms`; settings as in `primaldual explain`.")
     ] = "softmax",
-    beta: Beta = None,
-    learnable: Learnable = None,
-    full: Full = None,
-    scales: Scales = None,
-    how: How = None,
-    prefix: Prefix = None,
-    size: Size = None,
-    causal: Causal = None,
-    grid: Grid = None,
-    pattern: PatternName = None,
+    settings: dict[str, Any],
     seeds: Annotated[int, typer.Option(min=1, help="So many models, with seeds 0, 1, …, train together.")] = 1,
     epochs: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="Else the recipe's; on a CPU 40 at most.")
@@ -101,10 +82,6 @@ def train(
     from ..paper import recipe_for
     from ..training import MissingPackageError, SeriesTask, check, for_cpu
 
-    settings = {
-        "beta": beta, "learnable": learnable, "full": full, "scales": scales, "how": how, "prefix": prefix,
-        "size": size, "causal": causal, "grid": grid, "pattern": pattern,
-    }  # fmt: skip
     with one_line_errors(2):
         primal = mechanism_option(mechanism_name, settings)
         chosen = device_option(device)

@@ -61,7 +61,7 @@ def count(expansion: Expansion, *, queries: int, keys: int, heads: int, head_dim
 def _pairs(expansion: Expansion, scale: int, queries: int, keys: int) -> int:
     """Query–point pairs that are scored."""
     training_set = expansion.primal.training_set
-    if not expansion.pattern_only:
+    if expansion.pattern is None:
         return queries * training_set.points(scale, keys)
     return _visible_pairs(training_set, scale, queries, keys)
 

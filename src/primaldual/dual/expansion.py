@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
-from ..primal import PointMap, Primal, as_primal
+from ..primal import Pattern, PointMap, Primal, as_primal
 from .cost import Cost, count
 from .explain import explain
-from .rewrites import REWRITES, Rewrite
+from .form import pattern_of
+from .rewrites import (
+    REWRITES,
+    GroupHeadsByScale,
+    KeepPattern,
+    PoolBeforeProjection,
+    Reassociate,
+    Rewrite,
+    RowConstantsCancel,
+)
 
 
 @dataclass(frozen=True)
 class Expansion:
     """The dual of a primal layer: f(x) = Σ_{j∈S} κ(Tx, Tk_j)/h(Tx) · v_j + b, with v_j = (α_j − α̃_j)/h(Tk_j).
 
-    `Expansion(primal)` is the sum as it is written; every rewrite sets one of the other fields. An executor binds
-    tensors to the expansion that it is given, and computes what this says.
+    `Expansion(primal)` is the sum as it is written, and every rewrite changes what the properties below say. An
+    executor binds tensors to the expansion that it is given, and computes what they say, or refuses.
 
     Args:
         primal: the layer that was stated.
         rewrites: the identities that were applied, in order.
-        one_sided: the last input map acts on the queries alone, as q ↦ (q − a) ⊙ c².
-        inputs_pooled: a layer pools its inputs before it projects them.
-        associated: Φ(k_j) and v_j are summed into a state first, and queries meet the state.
-        pattern_only: of a sparse head only the scores that its pattern keeps are computed.
-        by_scale: heads of one scale run as one call.
     """
 
     primal: Primal
     rewrites: tuple[type[Rewrite], ...] = ()
-    one_sided: bool = False
-    inputs_pooled: bool = False
-    associated: bool = False
-    pattern_only: bool = False
-    by_scale: bool = False
 
     @property
     def as_written(self) -> Expansion:
@@ -46,19 +45,45 @@ class Expansion:
     @property
     def maps(self) -> tuple[PointMap, ...]:
         """The input maps that queries and keys both go through."""
-        return self.primal.point_maps[:-1] if self.one_sided else self.primal.point_maps
+        maps = self.primal.point_maps
+        return maps[:-1] if RowConstantsCancel in self.rewrites else maps
 
     @property
     def query_map(self) -> PointMap | None:
-        """The input map of which only the queries' side is left."""
-        return self.primal.point_maps[-1] if self.one_sided else None
+        """The last input map, where it acts on the queries alone, as q ↦ (q − a) ⊙ c²."""
+        return self.primal.point_maps[-1] if RowConstantsCancel in self.rewrites else None
+
+    @property
+    def inputs_pooled(self) -> bool:
+        """Whether a layer pools its inputs before it projects them."""
+        return PoolBeforeProjection in self.rewrites
+
+    @property
+    def associated(self) -> bool:
+        """Whether Φ(k_j) and v_j are summed into a state first, and queries meet the state."""
+        return Reassociate in self.rewrites
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """The pattern whose pairs alone are scored; None where every pair is."""
+        return pattern_of(self.primal.training_set) if KeepPattern in self.rewrites else None
+
+    def calls(self, heads: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """(scale, heads) of every call: those of one scale, or each head by itself.
+
+        Heads over the tokens themselves, of scale 1, have the same keys and are one call as the sum is written.
+        """
+        scales = self.primal.training_set.head_scales(heads)
+        if GroupHeadsByScale in self.rewrites or max(scales) == 1:
+            return GroupHeadsByScale.groups(scales)
+        return tuple((scale, (head,)) for head, scale in enumerate(scales))
 
     def rewritten(self, *rewrites: type[Rewrite]) -> Expansion:
         """With those of the identities applied that hold here."""
         found = self
         for rewrite in rewrites:
             if rewrite not in found.rewrites and rewrite.refusal(self.primal) is None:
-                found = rewrite.apply(found)
+                found = replace(found, rewrites=(*found.rewrites, rewrite))
         return found
 
     def cost(self, *, queries: int, keys: int, heads: int, head_dim: int) -> Cost:

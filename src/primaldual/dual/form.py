@@ -15,12 +15,15 @@ from torch import Tensor
 
 from ..primal import (
     AllKeys,
+    EluPlusOne,
     Exponential,
     KernelSum,
+    Normalizer,
     Pattern,
     PointMap,
     Pooled,
     Primal,
+    RandomFeatures,
     Recenter,
     Sparse,
     TrainingSet,
@@ -71,21 +74,21 @@ def form_of(primal: Primal) -> Form:
 def _form(primal: Primal) -> Form:
     maps = primal.point_maps
     training_set = primal.training_set
-    over = training_set.over if type(training_set) is Sparse else training_set
+    over = over_of(training_set)
     points: Literal["tokens", "windows", "pooled", "own"] = "own"
     if type(over) is Pooled:
         points = "windows" if over.how == "mean" and over.grid is None and not over.prefix else "pooled"
     elif type(over) is AllKeys or _inherits(over, TrainingSet, "reduce", "head_scales", "points", "coordinate"):
         points = "tokens"
     subset: Literal["all", "pattern", "own"] = "own"
-    if type(training_set) is Sparse:
+    if pattern_of(training_set) is not None:
         subset = "pattern"
     elif _inherits(training_set, TrainingSet, "visible"):
         subset = "all"
     return Form(
-        softmax=type(primal.features) is Exponential and type(primal.normalizer) is KernelSum,
+        softmax=kernel_of(primal.features) == "exponential" and type(primal.normalizer) is KernelSum,
         log_kernel=isinstance(primal.features, Exponential) and _inherits(primal.features, Exponential, "kernel"),
-        kernel_sum=isinstance(primal.normalizer, KernelSum) and _inherits(primal.normalizer, KernelSum, "h"),
+        kernel_sum=is_kernel_sum(primal.normalizer),
         finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel"),
         token_maps=bool(primal.token_maps),
         maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",
@@ -94,10 +97,40 @@ def _form(primal: Primal) -> Form:
     )
 
 
+Kernel = Literal["exponential", "elu + 1", "random features", "other"]
+"""κ, where something is made for it; any other may be anything."""
+
+_KERNELS: dict[type[FeatureMap], Kernel] = {
+    Exponential: "exponential",
+    EluPlusOne: "elu + 1",
+    RandomFeatures: "random features",
+}
+
+
+def kernel_of(features: FeatureMap) -> Kernel:
+    """Which κ these features have."""
+    return _KERNELS.get(type(features), "other")
+
+
+def is_kernel_sum(normalizer: Normalizer) -> bool:
+    """Whether h is Σ κ."""
+    return isinstance(normalizer, KernelSum) and _inherits(normalizer, KernelSum, "h")
+
+
+def over_of(training_set: TrainingSet) -> TrainingSet:
+    """The points that a pattern picks from; of any other training set, that itself."""
+    return training_set.over if type(training_set) is Sparse else training_set
+
+
 def pooling_of(training_set: TrainingSet) -> Pooled | None:
     """The pooling inside a training set, if any."""
-    inner = training_set.over if type(training_set) is Sparse else training_set
+    inner = over_of(training_set)
     return inner if type(inner) is Pooled else None
+
+
+def pattern_of(training_set: TrainingSet) -> Pattern | None:
+    """What a query sees of the points, where the training set is `Sparse` and nothing else."""
+    return training_set.pattern if type(training_set) is Sparse else None
 
 
 def pieces_of(pattern: Pattern, length: int) -> tuple[Piece, ...] | None:

@@ -1,10 +1,9 @@
-"""Exact rewrites of the support vector expansion. Each class is one identity, its condition, and how to apply it."""
+"""Exact rewrites of the support vector expansion. Each class is one identity, its condition, and its arithmetic."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,28 +11,18 @@ from ..primal import Moments, PointMap, Primal
 from ..primal.features import Parameters
 from .form import form_of, is_affine, pooling_of
 
-if TYPE_CHECKING:
-    from .expansion import Expansion
-
 
 class Rewrite(ABC):
-    """An identity between two ways to compute the same expansion; `apply` sets the field of `Expansion` it is about."""
+    """An identity between two ways to compute the same expansion; a property of `Expansion` says what it changes."""
 
     name: ClassVar[str]
     identity: ClassVar[str]
     identity_latex: ClassVar[str]
-    field: ClassVar[str]
 
     @staticmethod
     @abstractmethod
     def refusal(primal: Primal) -> str | None:
         """Why the identity does not hold or gains nothing for this primal; None where it applies."""
-
-    @classmethod
-    def apply(cls, expansion: Expansion) -> Expansion:
-        """The expansion, rewritten."""
-        changed: dict[str, Any] = {cls.field: True}
-        return replace(expansion, rewrites=(*expansion.rewrites, cls), **changed)
 
 
 class RowConstantsCancel(Rewrite):
@@ -45,7 +34,6 @@ class RowConstantsCancel(Rewrite):
     """
 
     name = "row constants cancel"
-    field = "one_sided"
     identity = "softmax_j((q−a)⊙c · (k_j−a)⊙c) = softmax_j((q−a)⊙c² · k_j)"
     identity_latex = (
         r"\mathrm{softmax}_j\big(((q-a)\odot c)^\top((k_j-a)\odot c)\big)"
@@ -78,7 +66,6 @@ class PoolBeforeProjection(Rewrite):
     """
 
     name = "pool before the projection"
-    field = "inputs_pooled"
     identity = "mean_{t∈w}(A x_t + b) = A·mean_{t∈w}(x_t) + b"
     identity_latex = r"\tfrac{1}{|w|}\sum_{t\in w}(A x_t+b)=A\,\tfrac{1}{|w|}\sum_{t\in w}x_t+b"
 
@@ -102,7 +89,6 @@ class Reassociate(Rewrite):
     """
 
     name = "re-association"
-    field = "associated"
     identity = "Σ_j (Φ(q)·Φ(k_j)) v_j = Φ(q)ᵀ · (Σ_j Φ(k_j) v_jᵀ)"
     identity_latex = r"\sum_j(\Phi(q)^\top\Phi(k_j))\,v_j=\Phi(q)^\top\Big(\sum_j\Phi(k_j)v_j^\top\Big)"
 
@@ -130,7 +116,6 @@ class KeepPattern(Rewrite):
     """
 
     name = "only the pattern's pairs"
-    field = "pattern_only"
     identity = "Σ_j [j ∈ S_i] κ_ij v_j = Σ_{j∈S_i} κ_ij v_j"
     identity_latex = r"\sum_j [j\in S_i]\,\kappa_{ij}v_j=\sum_{j\in S_i}\kappa_{ij}v_j"
 
@@ -148,7 +133,6 @@ class GroupHeadsByScale(Rewrite):
     """
 
     name = "heads grouped by scale"
-    field = "by_scale"
     identity = "heads with equal s run as one batch of length ⌈N/s⌉"
     identity_latex = r"\{f^h : s_h=s\}\ \text{run as one batch of length}\ \lceil N/s\rceil"
 

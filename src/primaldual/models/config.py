@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..primal import Primal, Spec, as_primal
-from ..primal._spec import check_choice, check_count, is_number
+from ..primal._spec import check_choice, check_count
+from .sizes import check_sizes
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -35,18 +36,8 @@ class SeriesSizes(Spec):
     attention_dropout: float | None = None
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
-        for name in ("d_model", "heads", "layers", "feedforward"):
-            check_count(owner, name, getattr(self, name))
-        check_choice(owner, "encoder", self.encoder, ENCODERS)
-        if self.d_model % self.heads:
-            raise ValueError(
-                f"{owner}: d_model must be a multiple of heads, got d_model={self.d_model}, heads={self.heads}"
-            )
-        for name in ("dropout", "attention_dropout"):
-            value: Any = getattr(self, name)
-            if value is not None and not (is_number(value) and 0.0 <= value < 1.0):
-                raise ValueError(f"{owner}: {name} must be in [0, 1), got {value!r}")
+        check_sizes(self, "d_model", "heads", "layers", "feedforward")
+        check_choice(type(self).__name__, "encoder", self.encoder, ENCODERS)
 
     def config(self, data: Dataset, mechanism: str | Primal = "softmax", impl: str = "auto") -> SeriesConfig:
         """The model for a data set."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..nn import TransformerEncoderLayer
 from ..primal import Primal, Spec, as_primal
-from ..primal._spec import check_count, is_number
+from ..primal._spec import check_count
 from .blocks import projections_as_linear
+from .sizes import check_sizes
 
 if TYPE_CHECKING:
     from ..data.sequences import SequenceSet
@@ -40,17 +41,7 @@ class SequenceSizes(Spec):
     black_pixels_are_padding: bool = True
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
-        for name in ("d_model", "heads", "layers", "feedforward", "vocabulary"):
-            check_count(owner, name, getattr(self, name))
-        if self.d_model % self.heads:
-            raise ValueError(
-                f"{owner}: d_model must be a multiple of heads, got d_model={self.d_model}, heads={self.heads}"
-            )
-        for name in ("dropout", "attention_dropout"):
-            value: Any = getattr(self, name)
-            if value is not None and not (is_number(value) and 0.0 <= value < 1.0):
-                raise ValueError(f"{owner}: {name} must be in [0, 1), got {value!r}")
+        check_sizes(self, "d_model", "heads", "layers", "feedforward", "vocabulary")
 
     def config(self, data: SequenceSet, mechanism: str | Primal = "softmax", impl: str = "auto") -> SequenceConfig:
         """The model for a set."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from ..dual import Expansion
 from ..ops import EXECUTORS, CausalFormError, checks, layer, masks
 from ..primal import Primal, as_primal
 from .names import name_of
@@ -95,7 +96,7 @@ class MultiheadAttention(nn.Module):
         checks.scale(scale, self.primal.features)
         self.scale = scale
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self._routes: dict[object, str] = {}  # by the kind of call, what was planned before
+        self._routes: dict[object, tuple[str, Expansion]] = {}  # by the kind of call, what was planned before
         self._make_projections(projection, bias, factory)
         for name in ("bias_k", "bias_v"):
             extra = nn.Parameter(torch.empty(1, 1, embed_dim, **factory)) if add_bias_kv else None

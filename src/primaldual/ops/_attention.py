@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..primal import Primal, as_primal
 from . import checks, ragged
-from .plan import EXECUTORS, Plan, choose, execute, executor_of, expansion_for, mode_of
+from .plan import EXECUTORS, Plan, bind, choose, mode_of, run
 from .problem import Problem, state
 
 
@@ -86,12 +86,12 @@ def attention(
         is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
         query_offset=query_offset, scale=scale,
     )  # fmt: skip
-    chosen = executor_of(problem, impl)
+    chosen, problem = bind(problem, impl)
     if key is not None and q.shape[2] and problem.q is q and problem.k is k and not problem.parameters:
         if len(_known) >= 1024:
             _known.clear()
         _known[key] = _again(problem, chosen)
-    output, weights = execute(problem, chosen)
+    output, weights = run(problem, chosen)
     return output if weights is None else (output, weights[..., : k.shape[2]])
 
 
@@ -100,14 +100,14 @@ _known: dict[tuple[object, ...], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def _again(p: Problem, impl: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The same problem on other tensors."""
+    """The same problem, with the same expansion, on other tensors."""
     if impl == "ragged" and (direct := ragged.direct(p)) is not None:
         return direct
-    expansion, is_causal, dropout_p, run = expansion_for(impl, p), p.is_causal, p.dropout_p, EXECUTORS[impl].run
+    expansion, is_causal, dropout_p, compute = p.expansion, p.is_causal, p.dropout_p, EXECUTORS[impl].run
     offset, scale = p.query_offset, p.score_scale
 
     def known(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return run(Problem(
+        return compute(Problem(
             expansion, q, k, v, is_causal=is_causal, dropout_p=dropout_p, query_offset=offset, score_scale=scale
         ))[0]  # fmt: skip
 

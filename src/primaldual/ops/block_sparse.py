@@ -1,40 +1,25 @@
 """Sparse softmax heads that compute what they keep: the pieces of their pattern, by `gathered`.
 
-On a GPU without dropout each piece is one FlexAttention, whose block mask follows from the piece's `Span` in O(tiles
-kept) and is remembered; what padding hides is a bias on the scores, so no mask is built for it. Elsewhere, plain torch.
+On a GPU without dropout each piece is one FlexAttention (`kernels/flex`), told by the piece's `Span` what to skip; what
+padding hides is a bias on the scores, so no mask is built for it. Elsewhere, plain torch.
 """
 
 from __future__ import annotations
 
-import math
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..dual import GroupHeadsByScale, KeepPattern, Rewrite, form_of
-from ..dual.form import pieces_of, pooling_of
-from ..kernels.kept import on_device
-from ..primal import Sparse
+from ..dual.form import over_of, pattern_of, pieces_of, pooling_of
+from ..kernels.flex import attention as flex
 from ..primal.patterns import Band, Block, Piece, Residues, Summary
 from . import gathered, softmax
-from .gathered import Laid, Part, Span, near_block, summary_columns
+from .gathered import Laid, Part, near_block, summary_columns
 from .pooling import Pool
-from .problem import Problem
-
-TILE = 128
-"""Queries and keys to a tile of FlexAttention: what it computes or skips as one."""
-
-SMALLEST_HEAD = 16
-"""FlexAttention's least head dimension; smaller heads are padded with zeros."""
-
-DYNAMIC_SHAPES = True
-"""One kernel for all lengths; otherwise one is compiled for every length of every piece."""
-
-RECOMPILES = 64
-"""Kernels kept: beyond torch's own limit of 8, FlexAttention would compute all N² scores without a word."""
+from .problem import Problem, require
 
 
 class PatternCost(NamedTuple):
@@ -46,8 +31,8 @@ class PatternCost(NamedTuple):
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    training_set = problem.primal.training_set
-    if type(training_set) is not Sparse:
+    training_set, pattern = problem.primal.training_set, pattern_of(problem.primal.training_set)
+    if pattern is None:
         return "the training set is not Sparse: every query sees all keys"
     if reason := softmax.refusal(problem, "fused attention"):
         return reason
@@ -56,29 +41,29 @@ def refusal(problem: Problem) -> str | None:
     if problem.attn_hidden is not None:
         return "an attn_mask beside the pattern needs the dense mask"
     if form_of(problem.primal).points == "own":
-        return f"{training_set.over!r} has points of its own"
+        return f"{over_of(training_set)!r} has points of its own"
     pooled = pooling_of(training_set)
     if pooled is not None and any(s > 1 for s in problem.scales):
         if pooled.prefix and problem.is_causal:
             return "causal windows after a prefix do not stand in equal blocks"
         if pooled.grid and problem.q.shape[2] > problem.k.shape[2]:
             return f"{problem.q.shape[2]} queries for a grid of {problem.k.shape[2]} keys"
-    if pieces_of(training_set.pattern, problem.k.shape[2]) is None:
-        return f"{training_set.pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
+    if pieces_of(pattern, problem.k.shape[2]) is None:
+        return f"{pattern!r} does not say where the keys it keeps lie (Pattern.pieces)"
     return None
 
 
 def estimate(problem: Problem) -> PatternCost:
     """Scores, FLOPs (2·B·H·L·columns·(D + Dv) for a group of heads) and pieces, as functions of shape."""
-    training_set = problem.primal.training_set
-    assert isinstance(training_set, Sparse)
+    training_set, pattern = problem.primal.training_set, pattern_of(problem.primal.training_set)
+    assert pattern is not None
     fused = _flex_runs(problem)
     batch, _, queries, dim = problem.q.shape
     tokens, both = problem.k.shape[2], dim + problem.v.shape[-1]
     flops = count = 0
     for scale, heads in GroupHeadsByScale.groups(problem.scales):
         length = training_set.points(scale, tokens)
-        pieces = pieces_of(training_set.pattern, length) or ()
+        pieces = pieces_of(pattern, length) or ()
         per_score = 2 * batch * len(heads) * queries * both
         columns = sum(_columns(piece, length, scale, fused) for piece in pieces)
         flops, count = flops + per_score * columns, count + len(pieces)
@@ -87,22 +72,18 @@ def estimate(problem: Problem) -> PatternCost:
 
 def _columns(piece: Piece, length: int, scale: int, fused: bool) -> int:
     """Scores computed for a query: the kept ones, those beside them in a near block or, fused, in a tile."""
-    tile = TILE if fused else 1
+    computed = flex.whole_tiles if fused else int
     match piece:
         case Band(reach):
-            return (2 * -(-reach // tile) + 1) * tile if fused else 3 * near_block(piece)
+            return 2 * computed(reach) + computed(1) if fused else 3 * near_block(piece)
         case Summary():
-            return _up(summary_columns(piece, length), tile)
+            return computed(summary_columns(piece, length))
         case Residues(stride):
             columns = -(-length // min(stride, length))
         case Block(size):
             columns = min(size, length)
     rows = columns * scale
-    return _up(columns, tile) * _up(rows, tile) // rows  # a class smaller than a tile still takes one
-
-
-def _up(count: int, tile: int) -> int:
-    return -(-count // tile) * tile
+    return computed(columns) * computed(rows) // rows  # a class smaller than a tile still takes one
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
@@ -116,16 +97,17 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 
 def _flex_runs(p: Problem) -> bool:
-    return p.q.is_cuda and p.dropout_p == 0 and p.q.dtype != torch.float64
+    return flex.usable(p.q, p.dropout_p)
 
 
 def _attend(p: Problem) -> Tensor:
-    training_set = p.primal.training_set
-    assert isinstance(training_set, Sparse)
-    pieces = pieces_of(training_set.pattern, training_set.points(p.scale, p.k.shape[2]))
+    require(p.expansion, KeepPattern)
+    pattern, training_set = p.expansion.pattern, p.primal.training_set
+    assert pattern is not None
+    pieces = pieces_of(pattern, training_set.points(p.scale, p.k.shape[2]))
     assert pieces is not None
     fused = _flex_runs(p)
-    attend_piece = flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)
+    attend_piece = _flex if fused else partial(gathered.dense, dropout_p=p.dropout_p)
     usual = p.relative_scale == 1.0  # pieces divide by √D
     if not p.is_causal:
         q, points, _ = softmax.one_sided(p)
@@ -169,106 +151,5 @@ def _by_query(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.flatten(2, 3)
 
 
-def flex(laid: Laid) -> Part:
-    """`gathered.dense` by FlexAttention, over the tiles that the span touches."""
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
-
-    query, keys, values = (_wide_enough(x) for x in (laid.q, laid.keys, laid.values))
-    if query is not laid.q:  # it divides by the root of the padded dimension
-        query = query * math.sqrt(SMALLEST_HEAD / laid.q.shape[-1])
-    options: dict[str, Any] = {
-        "score_mod": None if laid.bias is None else _biased(laid.bias),
-        "block_mask": _block_mask(laid.span, laid.q.shape[2], laid.keys.shape[2], laid.q.device),
-        "return_aux": AuxRequest(lse=True),
-        # short pieces would get the kernel for decoding
-        "kernel_options": {"FORCE_USE_FLEX_ATTENTION": True},
-    }
-    if torch.compiler.is_compiling():
-        out, aux = flex_attention(query, keys, values, **options)
-    else:
-        with torch._dynamo.config.patch(recompile_limit=RECOMPILES):
-            out, aux = _compiled_flex(DYNAMIC_SHAPES)(query, keys, values, **options)
-    return out[..., : laid.values.shape[-1]], aux.lse
-
-
-def _wide_enough(x: Tensor) -> Tensor:
-    return x if x.shape[-1] >= SMALLEST_HEAD else pad(x, (0, SMALLEST_HEAD - x.shape[-1]))
-
-
-@cache
-def _compiled_flex(dynamic: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=dynamic)
-
-
-def _biased(bias: Tensor) -> Any:
-    """score + bias_j, per head where the bias is."""
-
-    def shared(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + bias[b, 0, j]
-
-    def per_head(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + bias[b, h, j]
-
-    return shared if bias.shape[1] == 1 else per_head
-
-
-def _block_mask(span: Span | None, rows: int, columns: int, device: torch.device) -> Any:
-    if span is None:
-        return None
-    if torch.compiler.is_compiling():
-        return build_block_mask(span, rows, columns, device)
-    return _remembered(span, rows, columns, device)
-
-
-@on_device(most=64, from_host=False)
-def _remembered(span: Span, rows: int, columns: int, device: torch.device) -> Any:
-    return build_block_mask(span, rows, columns, device)
-
-
-def build_block_mask(span: Span, rows: int, columns: int, device: torch.device) -> Any:
-    """The BlockMask of a span, without looking at the pairs: O(tiles kept)."""
-    from torch.nn.attention.flex_attention import BlockMask
-
-    # numbers on the device, so that kernels are not compiled anew for each of them
-    per_row, per_column, low, high, hole = (torch.full((), x, dtype=torch.int32, device=device) for x in span)
-
-    def kept(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        apart = i // per_row - j // per_column
-        return (apart >= low) & (apart <= high) & (apart != hole)
-
-    partial_kv, full_kv = tiles(span, rows, columns, device)
-    partial_q, full_q = tiles(span.transposed(), columns, rows, device)
-    return BlockMask(
-        (rows, columns), *partial_kv, *full_kv, *partial_q, *full_q, BLOCK_SIZE=(TILE, TILE), mask_mod=kept
-    )
-
-
-def tiles(span: Span, rows: int, columns: int, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
-    """For each tile of rows the tiles of columns that it sees in part, and those that it sees whole.
-
-    With coordinates i₀..i₁ of the rows and j₀..j₁ of the columns, i − j takes every value of i₀ − j₁ .. i₁ − j₀: a tile
-    is touched where that meets [low, high], and whole where it lies inside, without the hole. What is touched is an
-    interval. Each answer is how many (int32 [1, 1, row tiles]) and which ([1, 1, row tiles, most]).
-    """
-    last = -(-columns // TILE) - 1
-    extent = (TILE - 1) // span.per_row + 2 + min(span.high, columns) - max(span.low, -columns - rows)
-    most = max(1, min(last + 1, extent * span.per_column // TILE + 2))
-    start = torch.arange(0, rows, TILE, device=device)[:, None]
-    stop = start + TILE
-    first_i, last_i = start // span.per_row, (stop.clamp(max=rows) - 1) // span.per_row
-    begin = ((first_i - span.high) * span.per_column // TILE).clamp(0, last)
-    tile = begin + torch.arange(most, device=device)
-    first_j, last_j = tile * TILE // span.per_column, ((tile + 1).mul(TILE).clamp(max=columns) - 1) // span.per_column
-    lowest, highest = first_i - last_j, last_i - first_j
-    touched = (tile <= last) & (highest >= span.low) & (lowest <= span.high)
-    inside = (lowest >= span.low) & (highest <= span.high) & ((span.hole < lowest) | (span.hole > highest))
-    whole = touched & inside & (stop <= rows) & ((tile + 1) * TILE <= columns)
-
-    def listed(flag: Tensor) -> tuple[Tensor, Tensor]:
-        order = (~flag).int().argsort(dim=1, stable=True)
-        index = tile.clamp(max=last).gather(1, order)
-        return flag.sum(1).int()[None, None], index.int()[None, None].contiguous()
-
-    return listed(touched & ~whole), listed(whole)
+def _flex(laid: Laid) -> Part:
+    return flex.attend(laid.q, laid.keys, laid.values, laid.bias, laid.span)

@@ -20,11 +20,11 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
-from ..dual.form import pooling_of
+from ..dual.form import kernel_of, pooling_of
 from ..primal import Exponential, Moments
 from .pooling import CausalPool, Pool, fit_length, visible
-from .problem import Problem, accumulated
-from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites
+from .problem import Problem, UnsupportedError, accumulated
+from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites, would_need_own_keys
 from .statistics import masked_moments, moments
 
 
@@ -50,18 +50,18 @@ class Sides(NamedTuple):
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
     primal, form = problem.primal, form_of(problem.primal)
-    if not (form.finite or type(primal.features) is Exponential):
+    if not (form.finite or kernel_of(primal.features) == "exponential"):
         return f"only {primal.features!r} knows its kernel"
     if form.points == "own":
         return f"only {primal.training_set!r} knows its points"
-    if max(problem.scales) > 1 and (reason := needs_own_keys(problem)):
+    if max(problem.scales) > 1 and (reason := would_need_own_keys(problem)):
         return reason
     return None if problem.repeat_weights else problem.weights_refusal()
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
     """The identities that this executor makes use of."""
-    return (*(() if needs_own_keys(problem) else one_sided_rewrites(problem)), GroupHeadsByScale)
+    return (*(() if would_need_own_keys(problem) else one_sided_rewrites(problem)), GroupHeadsByScale)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
@@ -73,7 +73,9 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 
 def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     finite = p.primal.features.finite
-    if needs_own_keys(p):
+    if reason := needs_own_keys(p):
+        if p.scale > 1:
+            raise UnsupportedError(reason)
         sides = _masked(p, p.q, Pool(p.k, p.v, None, p.key_bias), p.seen_tokens())
         queries, scores = _by_blocks(p)
     else:
@@ -162,7 +164,10 @@ def _kernel(p: Problem, x: Tensor, y: Tensor) -> Tensor:
     features = p.primal.features
     if p.relative_scale != 1.0:
         x, y = x * math.sqrt(p.relative_scale), y * math.sqrt(p.relative_scale)
-    return features.log_kernel(x, y) if type(features) is Exponential else features.kernel(x, y, p.parameters)
+    if kernel_of(features) == "exponential":
+        assert isinstance(features, Exponential)
+        return features.log_kernel(x, y)
+    return features.kernel(x, y, p.parameters)
 
 
 def _by_blocks(p: Problem) -> tuple[Tensor, Tensor]:
@@ -191,7 +196,7 @@ def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Tensor:
     """κ(Tq_i, Tk_j) / h(Tq_i): [B, H, L, W]."""
-    exponential = type(p.primal.features) is Exponential
+    exponential = kernel_of(p.primal.features) == "exponential"
     if sides.bias is not None:
         bias = sides.bias.to(scores.dtype)
         scores = scores + bias if exponential else scores * bias.exp()

@@ -206,7 +206,7 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
         weights=problem.need_weights,
         own_points=(problem.is_causal or problem.attn_hidden is not None)
         and (scaled or any(map_.needs != "nothing" for map_ in maps)),
-        own_keys=softmax.needs_own_keys(problem) is not None,
+        own_keys=softmax.would_need_own_keys(problem) is not None,
         long=mixed.long_groups(problem),
     )  # fmt: skip
 

@@ -17,35 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
+from ..kernels.flex.attention import FAR, Span
 from ..primal.patterns import Band, Block, Piece, Residues, Summary
 from .pooling import Pool, fit_length
 
-FAR = 1 << 28
-"""Further than any two coordinates lie apart; twice that fits 32 bits."""
-
 Part = tuple[Tensor, Tensor]
 """Outputs [..., rows, Dv] of a piece, and their log-sum-exps [..., rows], −inf where a row sees no key of it."""
-
-
-class Span(NamedTuple):
-    """Row r sees column c where low ≤ ⌊r/per_row⌋ − ⌊c/per_column⌋ ≤ high, and the difference is not `hole`."""
-
-    per_row: int
-    per_column: int
-    low: int
-    high: int
-    hole: int = 2 * FAR
-
-    @property
-    def empty(self) -> bool:
-        return self.low > self.high or self.low == self.high == self.hole
-
-    def allows(self, row: Tensor, column: Tensor) -> Tensor:
-        apart = row // self.per_row - column // self.per_column
-        return (apart >= self.low) & (apart <= self.high) & (apart != self.hole)
-
-    def transposed(self) -> Span:
-        return Span(self.per_column, self.per_row, -self.high, -self.low, -self.hole)
 
 
 class Laid(NamedTuple):

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from ..dual import GroupHeadsByScale, Reassociate, Rewrite, form_of
-from ..dual.form import is_affine
+from ..dual.form import is_affine, is_kernel_sum, kernel_of
 from ..kernels.linear import limits
-from ..primal import EluPlusOne, KernelSum, Moments, RandomFeatures
+from ..primal import Moments
 from .pooling import Pool, causal_pool, fit_length, in_blocks, pool
-from .problem import Problem, accumulated
+from .problem import Problem, accumulated, require
 from .statistics import moments
 
 CHUNK = 64
@@ -49,6 +49,7 @@ def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
+    require(problem.expansion, Reassociate)
     if problem.is_causal and problem.query_offset:  # the sums of all tokens before the first query are needed anyway
         start = pad(problem.q, (0, 0, problem.query_offset, 0))
         out, _ = run(replace(problem, q=start, query_offset=0))
@@ -124,9 +125,11 @@ def _causal(p: Problem) -> Tensor:
 def _has_kernel(p: Problem) -> bool:
     """Whether the kernels of `kernels.linear` compute this."""
     features, projection = p.primal.features, p.parameters.get("projection")
-    if type(p.primal.normalizer) is not KernelSum:
+    if not is_kernel_sum(p.primal.normalizer):
         return False
-    if type(features) not in (EluPlusOne, RandomFeatures) or (projection is not None and projection.requires_grad):
+    if kernel_of(features) not in ("elu + 1", "random features") or (
+        projection is not None and projection.requires_grad
+    ):
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:  # they have no rule for vmap and its kin
         return False
@@ -158,7 +161,7 @@ def _fused(p: Problem, points: Pool) -> Tensor:
     device = q.device.type
     if torch.is_autocast_enabled(device):
         q, keys, values = (x.to(torch.get_autocast_dtype(device)) for x in (q, keys, values))
-    if type(p.primal.features) is RandomFeatures:
+    if kernel_of(p.primal.features) == "random features":
         omega = (p.parameters["projection"] / q.shape[-1] ** 0.25).to(q).contiguous()
     out, _ = linear_attention(q, keys, values, shift, scale, omega, weight, p.is_causal)
     return dropout(out, p.dropout_p)

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..dual import GroupHeadsByScale, Rewrite, RowConstantsCancel, beta_of, form_of
 from ..kernels.cudnn import attention as cudnn
 from ..kernels.cudnn import beside
-from .problem import Problem, with_usual_scale
+from .problem import Problem, query_map_alone, require, with_usual_scale
 
 
 def refusal(problem: Problem) -> str | None:
@@ -48,8 +48,9 @@ def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
     p = with_usual_scale(problem)
+    require(p.expansion, GroupHeadsByScale)
     beta, factor = None, 0.0
-    if p.primal.point_maps:
-        factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    if (map_ := query_map_alone(p.expansion)) is not None:
+        factor, per_head = beta_of(map_, p.parameters)
         beta = None if per_head is None else per_head.float()
     return beside.Tokens.apply(p.q, p.k, p.v, beta, factor, p.scales), None

@@ -160,10 +160,13 @@ def expansion_for(impl: str, problem: Problem) -> Expansion:
 
 
 def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
-    """Outputs and, where they are asked for, weights, by an executor that can run the problem."""
-    if problem.q.shape[2] == 0:
-        return _no_queries(problem)
-    return EXECUTORS[impl].run(replace(problem, expansion=expansion_for(impl, problem)))
+    """Outputs and, where they are asked for, weights, by an executor that can run the problem as it is stated."""
+    return run(replace(problem, expansion=expansion_for(impl, problem)), impl)
+
+
+def run(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
+    """The same of a problem to which the expansion of its plan is bound."""
+    return _no_queries(problem) if problem.q.shape[2] == 0 else EXECUTORS[impl].run(problem)
 
 
 def _no_queries(p: Problem) -> tuple[Tensor, Tensor | None]:
@@ -174,15 +177,19 @@ def _no_queries(p: Problem) -> tuple[Tensor, Tensor | None]:
     return nothing.expand(-1, -1, -1, p.v.shape[3]), weights
 
 
-def executor_of(problem: Problem, impl: str) -> str:
-    """The name of the executor alone. What is exported is not planned, since it runs at other lengths."""
+def bind(problem: Problem, impl: str) -> tuple[str, Problem]:
+    """The executor, and the problem with the expansion of its plan.
+
+    What is exported is not planned, since it runs at other lengths.
+    """
     if not torch.compiler.is_exporting():
-        return choose(problem, impl).impl
+        chosen = choose(problem, impl)
+        return chosen.impl, replace(problem, expansion=chosen.expansion)
     names = EXPORTED if impl == "auto" else (impl,)
     refusals = [EXECUTORS[name].refusal(problem) for name in names]
     for name, refusal in zip(names, refusals, strict=True):
         if refusal is None:
-            return name
+            return name, replace(problem, expansion=expansion_for(name, problem))
     raise UnsupportedError(f"impl={impl!r} cannot compute this: {refusals[-1]}")
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..dual.form import form_of, pooling_of
+from ..dual.form import form_of, pattern_of, pooling_of
 from ..kernels.kept import on_device
-from ..primal import Pooled, Sparse
+from ..primal import Pooled, TrainingSet
 from ..primal.features import Parameters
 from ..primal.grids import grid_of
 from .problem import Problem, UnsupportedError
@@ -131,7 +131,7 @@ REMEMBERED = 1 << 22
 def visible(p: Problem, first: int | None = None) -> Tensor | None:
     """`Problem.visible`. On a GPU small ones are remembered."""
     training_set, end = p.primal.training_set, p.query_offset + p.q.shape[2]
-    if not (p.q.is_cuda and type(training_set) is Sparse) or torch.compiler.is_compiling():
+    if not (p.q.is_cuda and pattern_of(training_set) is not None) or torch.compiler.is_compiling():
         return p.visible(first)
     if end * p.k.shape[2] > REMEMBERED:
         return p.visible(first)
@@ -140,7 +140,7 @@ def visible(p: Problem, first: int | None = None) -> Tensor | None:
 
 
 @on_device(most=64, from_host=False)
-def _kept_visible(sparse: Sparse, scale: int, queries: int, tokens: int, device: torch.device) -> Tensor | None:
+def _kept_visible(sparse: TrainingSet, scale: int, queries: int, tokens: int, device: torch.device) -> Tensor | None:
     return sparse.visible(scale, queries, tokens, device)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..base.suggestions import did_you_mean
-from ..dual import Expansion, GroupHeadsByScale
+from ..dual import Expansion, Rewrite, RowConstantsCancel
 from ..dual.form import pooling_of
-from ..primal import Primal, TrainingSet
+from ..primal import PointMap, Primal, TrainingSet
 from ..primal.features import Parameters
 from . import checks, masks
 
@@ -98,19 +98,18 @@ class Problem:
         return self.primal.training_set.head_scales(self.q.shape[1])
 
     def by_group(self, run: Callable[[Problem], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-        """Run each group of heads of one scale, and put the heads back in order."""
-        groups = GroupHeadsByScale.groups(self.scales)
+        """Run the heads of each call of the expansion, and put them back in order."""
+        groups = self.expansion.calls(self.q.shape[1])
         if len(groups) == 1:
             scale = groups[0][0]
             return run(self if self.scale == scale else replace(self, scale=scale))
-        results = [run(part) for part in self.groups()]
+        results = [run(part) for part in self.parts(groups)]
         heads_of = [heads for _, heads in groups]
         weights = [w for _, w in results if w is not None]
         return in_order([out for out, _ in results], heads_of), in_order(weights, heads_of) if weights else None
 
-    def groups(self) -> list[Problem]:
-        """The problems of the groups of heads of one scale."""
-        groups = GroupHeadsByScale.groups(self.scales)
+    def parts(self, groups: Sequence[tuple[int, tuple[int, ...]]]) -> list[Problem]:
+        """The problems of the heads of each call."""
         whole = [heads for _, heads in groups]
         q, k, v = (_divide(x, whole) for x in (self.q, self.k, self.v))
         return [
@@ -200,6 +199,25 @@ def state(
         Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
         need_weights, query_offset=query_offset, score_scale=scale,
     )  # fmt: skip
+
+
+def require(expansion: Expansion, *rewrites: type[Rewrite]) -> None:
+    """Raise where an identity was not applied without which an executor computes nothing."""
+    for rewrite in rewrites:
+        if rewrite not in expansion.rewrites:
+            applied = ", ".join(repr(known.name) for known in expansion.rewrites) or "none"
+            raise UnsupportedError(
+                f"this computes the sum as it is after the rewrite {rewrite.name!r} alone, and was given one with "
+                f"{applied}; bind the expansion of its plan"
+            )
+
+
+def query_map_alone(expansion: Expansion) -> PointMap | None:
+    """The map of the queries, for an executor that leaves keys as they are; raises where some map acts on both."""
+    if expansion.maps:
+        require(expansion, RowConstantsCancel)
+        raise UnsupportedError(f"{expansion.maps[0]!r} maps keys too, which stay as they are here")
+    return expansion.query_map
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..dual import GroupHeadsByScale, Rewrite, beta_of, form_of
-from ..dual.form import pooling_of
+from ..dual.form import pattern_of, pooling_of
 from ..kernels.kept import on_device
 from ..kernels.launching import seed_of, traced
 from ..kernels.ragged import layout as layouts
@@ -27,9 +27,9 @@ from ..kernels.ragged.marks import marks
 from ..kernels.ragged.padded import Flat, flat, keep_padded, pool_padded
 from ..kernels.ragged.points import attend_points
 from ..kernels.ragged.tokens import attend_tokens, has_tables
-from ..primal import Sparse, TrainingSet
+from ..primal import TrainingSet
 from . import softmax
-from .problem import Problem, in_order, with_usual_scale
+from .problem import Problem, in_order, query_map_alone, with_usual_scale
 from .statistics import centre
 
 
@@ -42,14 +42,14 @@ def refusal(problem: Problem) -> str | None:
     training_set, form = problem.primal.training_set, form_of(problem.primal)
     if "own" in (form.points, form.subset):
         return f"the ragged kernel knows no points but tokens and their windows, not those of {training_set!r}"
-    if type(training_set) is Sparse:
+    if (pattern := pattern_of(training_set)) is not None:
         if problem.is_causal:
             return "the ragged kernel has no causal form of sparse patterns"
         if problem.query_offset:
             return "the ragged kernel lays a pattern out from the first query on, which stands at token 0"
         for scale in sorted(set(problem.scales)):
             points = training_set.points(scale, problem.k.shape[2])
-            if reason := ragged_marks.refusal(training_set.pattern, points, problem.q.shape[2]):
+            if reason := ragged_marks.refusal(pattern, points, problem.q.shape[2]):
                 return reason
     if problem.is_causal and problem.query_offset:
         return "the ragged kernel takes the first query for the first token"
@@ -78,16 +78,18 @@ def _capturing(p: Problem) -> bool:
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
-    """The identities that this executor makes use of; all heads are one call, whatever their scales."""
-    return softmax.one_sided_rewrites(problem)
+    """The identities that this executor makes use of: all heads are one launch, some pooled group by group before."""
+    one_sided = softmax.one_sided_rewrites(problem)
+    return one_sided if _plain(problem) or _padded(problem) else (*one_sided, GroupHeadsByScale)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
     seed = seed_of(problem.q, problem.dropout_p)
-    if _plain(problem) or _padded(problem):
+    attend = _points
+    if not problem.expansion.maps and (_plain(problem) or _padded(problem)):
         problem = with_usual_scale(_near(problem))
-    attend = _tokens if _plain(problem) else _windows if _padded(problem) else _points
+        attend = _tokens if _plain(problem) else _windows
     return attend(problem, seed), None
 
 
@@ -133,12 +135,12 @@ def _near(p: Problem) -> Problem:
 
 def direct(p: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The operator with all but the tensors settled, where that is all there is to do: the host's shortest way."""
-    if p.dropout_p or not _plain(p) or type(p.primal.training_set) is Sparse or p.relative_scale != 1.0:
+    if p.dropout_p or not _plain(p) or pattern_of(p.primal.training_set) is not None or p.relative_scale != 1.0:
         return None
-    scales, is_causal = p.scales, p.is_causal
-    if not p.primal.point_maps:
+    scales, is_causal, map_ = p.scales, p.is_causal, query_map_alone(p.expansion)
+    if map_ is None:
         return lambda q, k, v: attend_tokens(q, k, v, None, scales, is_causal, 0.0, None)
-    factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    factor, per_head = beta_of(map_, p.parameters)
     if per_head is not None or p.q.dtype.itemsize > 2:
         return None
 
@@ -171,9 +173,10 @@ def _windows(p: Problem, seed: Tensor | None) -> Tensor:
 
 def _beta(p: Problem) -> Tensor | None:
     """β of every head, where queries are re-centred."""
-    if not p.primal.point_maps:
+    map_ = query_map_alone(p.expansion)
+    if map_ is None:
         return None
-    factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
+    factor, per_head = beta_of(map_, p.parameters)
     if per_head is not None:
         return per_head.float().contiguous()
     make = _constant if torch.compiler.is_compiling() else _kept_constant
@@ -189,10 +192,10 @@ _kept_constant = on_device(most=256, from_host=False)(_constant)
 
 def _points(p: Problem, seed: Tensor | None) -> Tensor:
     """Pool and map each group of heads as `sdpa` does, and attend with all of them in one launch."""
-    groups = GroupHeadsByScale.groups(p.scales)
+    groups = p.expansion.calls(p.q.shape[1])
     heads_of = [heads for _, heads in groups]
     with torch.autocast(p.q.device.type, enabled=False):  # its sums are float32, and all of a tile has one dtype
-        pieces = [(_causal_piece if p.is_causal else _piece)(part) for part in p.groups()]
+        pieces = [(_causal_piece if p.is_causal else _piece)(part) for part in p.parts(groups)]
     q = in_order([piece.q for piece in pieces], heads_of)
     own_k = own_v = own_bias = None
     if p.is_causal and max(p.scales) > 1:

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..dual import Rewrite, RowConstantsCancel, beta_of, form_of
 from ..kernels.cudnn import attention as cudnn
 from ..kernels.cudnn.recentred import RecentredAttention
-from .problem import Problem, with_usual_scale
+from .problem import Problem, require, with_usual_scale
 
 
 def refusal(problem: Problem) -> str | None:
@@ -30,6 +30,7 @@ def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv]; no weights."""
     p = with_usual_scale(problem)
+    require(p.expansion, RowConstantsCancel)
     factor, per_head = beta_of(p.primal.point_maps[0], p.parameters)
     per_head = None if per_head is None else per_head.float()
     return RecentredAttention.apply(p.q, p.k, p.v, per_head, factor, p.dropout_p), None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,32 +13,40 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..dual import Rewrite, RowConstantsCancel, derive, form_of
-from ..primal import Exponential, KernelSum, Moments, PointMap
+from ..dual.form import kernel_of
+from ..primal import Moments, PointMap
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
-from .problem import Problem
+from .problem import Problem, UnsupportedError
 from .statistics import causal_moments, centre, first_key, masked_moments, moments, several
 
 
 def refusal(problem: Problem, who: str) -> str | None:
     """Why an executor of softmax heads, which the reason begins with, cannot compute the problem; None when it can."""
     primal, form = problem.primal, form_of(problem.primal)
-    if type(primal.features) is not Exponential:
+    if kernel_of(primal.features) != "exponential":
         return f"{who} has the exponential kernel, not that of {primal.features!r}"
-    if type(primal.normalizer) is not KernelSum:
+    if not form.softmax:
         return f"{who} divides by the kernel sum, not by {primal.normalizer!r}"
     if problem.need_weights:
         return f"{who} does not return weights"
     per_query = problem.is_causal or problem.attn_hidden is not None
     if per_query and form.points == "own":
         return f"only {primal.training_set!r} knows its points where every query has its own keys"
-    return needs_own_keys(problem)
+    return would_need_own_keys(problem)
+
+
+def would_need_own_keys(problem: Problem) -> str | None:
+    """`needs_own_keys` of a problem that is still as it is written, were it rewritten as it can be."""
+    if not problem.is_causal and problem.attn_hidden is None:
+        return None
+    return needs_own_keys(replace(problem, expansion=derive(problem.primal, one_sided_rewrites(problem))))
 
 
 def needs_own_keys(problem: Problem) -> str | None:
-    """Why each query would need keys of its own; None where all can share them."""
+    """Why each query needs keys of its own, as the problem's expansion is; None where all can share them."""
     if not problem.is_causal and problem.attn_hidden is None:
         return None
-    for map_ in derive(problem.primal, one_sided_rewrites(problem)).maps:
+    for map_ in problem.expansion.maps:
         if map_.needs != "nothing":
             where = "" if form_of(problem.primal).softmax else " under softmax"
             return f"{map_!r} is not the last input map{where}, so each query would need its own keys"
@@ -56,6 +65,7 @@ def one_sided_rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 
 def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
     """Mapped queries, mapped points, and `take` [B, H or 1, L or 1, W]: what masks leave of them (None: everything)."""
+    _check_keys_are_shared(p)
     points = pool(p)
     q, keys = p.q, points.keys
     take = None if points.seen is None else points.seen.unsqueeze(2)
@@ -76,6 +86,11 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
         if _far(last, keys):
             keys = keys - centre(keys, take)  # cancels
     return q, points._replace(keys=keys), take
+
+
+def _check_keys_are_shared(p: Problem) -> None:
+    if reason := needs_own_keys(p):
+        raise UnsupportedError(reason)
 
 
 def _far(last: PointMap, keys: Tensor) -> bool:
@@ -111,6 +126,7 @@ class CausalQueries(NamedTuple):
 
 def one_sided_causal(p: Problem) -> tuple[CausalQueries, CausalPool]:
     """Mapped queries and mapped points."""
+    _check_keys_are_shared(p)
     points = causal_pool(p)
     prefix, windows, scale = points.prefix.keys.shape[2], points.keys.shape[2], p.scale
     skipped = 0 if prefix else p.query_offset // scale

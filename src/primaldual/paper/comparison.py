@@ -26,12 +26,12 @@ COLUMNS = (
 KINDS = {
     "best": "best: of all epochs, chosen on the test set, as the paper's code bases do.",
     "selected": "selected: the weights that did best on the validation part, on the test part.",
-    "last": "last: after the last epoch or step, nothing chosen.",
+    "last": "last: after the last epoch, nothing chosen.",
 }
 """What is reported of a run, in words."""
 LEGEND = (
     "paper: mean ± std of 5 runs, as printed. Measured: mean ± std (n − 1) over the seeds that came to the end. "
-    "Averages, and the paper's wins: of the paper's sets that are measured for every mechanism here, all if none is.",
+    "Averages, and the paper's wins: of the sets that are measured for every mechanism here, all if none is.",
     "wins / ties / losses, p: of the two-sided exact sign test, ties left out. sets: means over the seeds. seeds: "
     "every seed of every set, paired with the baseline's of the same seed; as pairs of one set are much alike, p then "
     "says something about these sets, not about others.",
@@ -173,7 +173,8 @@ class Comparison:
     @property
     def legend(self) -> tuple[str, ...]:
         """What the words in it mean."""
-        return (LEGEND[0], " ".join(KINDS[kind] for kind in self.table.kinds), *LEGEND[1:])
+        beside = [f"{family(name).title(name)} stands in no average." for name in self.table.also]
+        return (" ".join([LEGEND[0], *beside]), " ".join(KINDS[kind] for kind in self.table.kinds), *LEGEND[1:])
 
     def markdown(self) -> str:
         """For reading."""

@@ -134,7 +134,7 @@ class _Long(Family):
         return SequenceTask.of(data, primal, recipe)
 
     def together(self, task: Task) -> int:
-        """As many as have a checkpoint of 16 MiB: members take turns anyway, and it can be carried elsewhere.
+        """As many as have a checkpoint of 16 MiB: one fills the device already, and it can be carried elsewhere.
 
         It holds the weights, those that validation chose, and two means of the optimiser, in float32.
         """

@@ -4,12 +4,13 @@ from ..base.packages import MissingPackageError
 from .ensemble import Ensemble, check
 from .loop import Training
 from .progress import Progress, Watch
-from .recipe import Recipe, for_cpu, series_recipe
+from .recipe import Recipe
 from .record import Record, Score, key
 from .run import train
 from .schedule import Constant, Cosine, Linear, OneCycle, Schedule
 from .sequences import SequenceTask
 from .series import SeriesTask
+from .series_recipe import for_cpu, series_recipe
 from .store import Store
 from .task import Metric, Task
 from .tuning import Tuned, tune

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,21 @@ WARM_UP = 3
 
 class WaitsForDeviceError(RuntimeError):
     """A function waits for the device, and so cannot be captured."""
+
+
+class StepGraph(NamedTuple):
+    """A CUDA graph of one step, and the tensors that its replays write."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+
+
+def step_graph(step: Callable[[], Any], warm_up: int = WARM_UP) -> StepGraph:
+    """One whole step as a CUDA graph, after a warm-up on a side stream."""
+    with _side_stream():
+        for _ in range(warm_up):
+            step()
+    return _record(step)
 
 
 class Captured:
@@ -31,20 +47,13 @@ class Captured:
 
     def __init__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...] = (), pool: Any = None) -> None:
         self._inputs = tuple(x.clone() for x in inputs)
-        current = torch.cuda.current_stream()
-        side = torch.cuda.Stream()
-        side.wait_stream(current)
-        try:
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UP - 1):
-                    function(*self._inputs)
-                with no_waiting():  # a capture that fails half-way leaves allocator and generators in disorder
-                    function(*self._inputs)
-        finally:  # what was begun must not run into what the caller does next
-            current.wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._output = function(*self._inputs)
+        step = partial(function, *self._inputs)
+        with _side_stream():
+            for _ in range(WARM_UP - 1):
+                step()
+            with no_waiting():  # a capture that fails half-way leaves allocator and generators in disorder
+                step()
+        self._graph, self._output = _record(step, pool)
 
     @property
     def pool(self) -> Any:
@@ -57,6 +66,25 @@ class Captured:
             place.copy_(x)
         self._graph.replay()
         return self._output.clone()  # another graph of the pool may write there
+
+
+def _record(step: Callable[[], Any], pool: Any = None) -> StepGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = step()
+    return StepGraph(graph, result)
+
+
+@contextmanager
+def _side_stream() -> Iterator[None]:
+    """What is launched inside comes after what was launched before, and before what is launched afterwards."""
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:  # what was begun must not run into what the caller does next
+        current.wait_stream(side)
 
 
 @contextmanager

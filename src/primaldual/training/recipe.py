@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 
-from ..models import SeriesSizes
 from ..primal import Spec
 from ..primal._spec import check_choice, check_count, is_number
 from .optimizer import OPTIMIZERS
@@ -42,7 +41,7 @@ class Recipe(Spec):
         validation: share of the training cases, stratified where they have classes, that is held out and never trained
             on. Weights are then those of the best evaluation on it, and so they are where a task has such a part.
         patience: epochs (or steps) without a better validation metric after which a member stops; 0 for never.
-        balanced: whether classes weigh alike in the loss, however many series they have.
+        balanced: whether classes weigh alike in the loss, however many cases they have.
         lengths: where cases have lengths of their own: to how many lengths batches are cut.
 
     >>> Recipe.from_dict(Recipe(epochs=5).to_dict()) == Recipe(epochs=5)
@@ -115,6 +114,7 @@ class Recipe(Spec):
     def having(self, **changes: Any) -> Recipe:
         """This recipe with other settings; those that are sizes go to the model.
 
+        >>> from primaldual.models import SeriesSizes
         >>> Recipe(SeriesSizes(), epochs=5).having(d_model=32, batch_size=8).model.d_model
         32
         """
@@ -129,22 +129,6 @@ class Recipe(Spec):
             changes["model"] = replace(changes.get("model", self.model), **sizes)
         return replace(self, **changes)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; recipes that were written with the sizes of the model side by side are read too."""
-        return super().from_dict(nested(data) if isinstance(data, dict) else data)
-
-
-_SIZES = tuple(f.name for f in fields(SeriesSizes))
-
-
-def nested(data: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's JSON as it is written now: with the model as one value, and all that there is by now."""
-    if "encoder" in data:
-        sizes = {"kind": SeriesSizes.kind()} | {name: data[name] for name in _SIZES}
-        data = {"model": sizes} | {name: value for name, value in data.items() if name not in _SIZES}
-    return {name: x for name, x in Recipe(epochs=1).to_dict().items() if name not in ("kind", "epochs")} | data
-
 
 _FIRST = (
     "kind", "model", "epochs", "batch_size", "optimizer", "learning_rate", "clip", "dtype", "evaluate_every",
@@ -154,30 +138,12 @@ _FIRST = (
 
 
 def canonical(recipe: Recipe) -> dict[str, Any]:
-    """A recipe as it enters a key: the sizes of a series model side by side with the rest, as they were at first."""
+    """A recipe as it enters a key."""
     default = Recipe(epochs=1).to_dict()
     data = {name: x for name, x in recipe.to_dict().items() if name in _FIRST or x != default[name]}
-    model = data.pop("model")
-    if type(recipe.model) is SeriesSizes:
-        return model | data
-    return data if model is None else data | {"model": model}
+    return data if recipe.model is not None else {name: x for name, x in data.items() if name != "model"}
 
 
-def series_recipe(kind: str = "classification", **changes: Any) -> Recipe:
-    """mvts_transformer's, in sizes that its paper calls reasonable for all sets: 400 epochs, 100 for regression.
-
-    >>> series_recipe(epochs=3).epochs
-    3
-    """
-    recipe = Recipe(SeriesSizes(d_model=128), epochs=100 if kind == "regression" else 400, evaluate_every=2)
-    return recipe.having(**changes)
-
-
-def for_cpu(recipe: Recipe) -> Recipe:
-    """What a CPU can do in minutes: no dropout on a series model's attention weights, at most 40 epochs.
-
-    torch's fused attention has no dropout on a CPU; with it the weights would be written out.
-    """
-    if isinstance(recipe.model, SeriesSizes):
-        recipe = recipe.having(attention_dropout=0.0)
-    return recipe if recipe.epochs is None else replace(recipe, epochs=min(recipe.epochs, 40))
+def completed(data: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's JSON with all that there is by now."""
+    return {name: x for name, x in Recipe(epochs=1).to_dict().items() if name not in ("kind", "epochs")} | data

@@ -1,9 +1,8 @@
 """What a run leaves behind: one JSON file per seed, named by the hash of what was run.
 
 The key is the SHA-256, cut to 20 hex digits, of the JSON of {version, recipe, seeds} and of what the task says of
-itself. Of time series that is {mechanism, data}, and the recipe has the sizes of the model side by side with the rest:
-what can be said in these terms is written in them, so that runs of before are found. What a recipe has been given since
-enters where it is not at its default (`recipe.canonical`). Of other tasks it is {task: name, hash of the cases, model}.
+itself: {task: name, hash of the cases, model}; of the library's own sets {mechanism, data}. What a recipe has had only
+since the first records enters where it is not at its default (`Task.recipe_in_key`), so that runs of before are found.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from .progress import History, best_at
-from .recipe import VERSION, Recipe, canonical, nested
+from .recipe import VERSION, Recipe, completed
+from .series_recipe import nested
 from .task import Task
 
 
@@ -117,7 +117,7 @@ class Record:
     def from_dict(cls, data: dict[str, Any]) -> Record:
         """The inverse of `to_dict`; what older records do not have follows from what they have."""
         given = {f.name: data[f.name] for f in fields(cls) if f.name in data or f.name not in _LATER}
-        later: dict[str, Any] = {"recipe": nested(given["recipe"])}
+        later: dict[str, Any] = {"recipe": completed(nested(given["recipe"]))}
         if "more_is_better" not in data:
             later["more_is_better"] = data["metric"] == "accuracy"
         return cls(**given | later)
@@ -128,7 +128,7 @@ _LATER = ("more_is_better", "steps", "task")
 
 def key(task: Task, recipe: Recipe, *seeds: int) -> str:
     """The name of a run: a hash of all that its result follows from. Without seeds, that of the configuration."""
-    what = task.identity() | {"version": VERSION, "recipe": canonical(recipe), "seeds": list(seeds)}
+    what = task.identity() | {"version": VERSION, "recipe": task.recipe_in_key(recipe), "seeds": list(seeds)}
     text = json.dumps(_plain(what), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ import torch
 from ..base import files
 from ..base.environment import environment
 from ..data import Dataset
-from ..models import SeriesSizes
 from ..primal import Primal
 from .ensemble import Ensemble, check
 from .loop import Training
 from .progress import Watch
-from .recipe import VERSION, Recipe, series_recipe
+from .recipe import VERSION, Recipe
 from .record import Record, key
-from .series import SeriesTask
+from .series import series_task
 from .store import Store, write
 from .task import Task
 
@@ -56,7 +54,7 @@ def train(
         every: seconds of work that a kill may cost.
         watch: called after every evaluation, such as what `progress_bar` gives.
     """
-    task, recipe = as_task(data, mechanism, recipe)
+    task, recipe = _as_task(data, mechanism, recipe)
     check(task, recipe)
     wanted = _checked(seeds)
     store = None if folder is None else Store(folder)
@@ -76,17 +74,15 @@ def train(
     return [done[seed] for seed in wanted]
 
 
-def as_task(data: Dataset | Task, mechanism: str | Primal | None, recipe: Recipe | None) -> tuple[Task, Recipe]:
+def _as_task(data: Dataset | Task, mechanism: str | Primal | None, recipe: Recipe | None) -> tuple[Task, Recipe]:
     """What `train` is given as a task and a whole recipe."""
-    if isinstance(data, Task):
-        if mechanism is not None:
-            raise ValueError(f"{data.name}: a task has its own mechanism; leave it out, got mechanism={mechanism!r}")
-        if recipe is None:
-            raise ValueError(f"{data.name}: a task needs a recipe, such as Recipe(epochs=10)")
-        return data, recipe
-    recipe = recipe or series_recipe(data.kind)
-    recipe = replace(recipe, model=SeriesSizes()) if recipe.model is None else recipe
-    return SeriesTask.of(data, mechanism or "softmax", recipe), recipe
+    if not isinstance(data, Task):
+        return series_task(data, mechanism, recipe)
+    if mechanism is not None:
+        raise ValueError(f"{data.name}: a task has its own mechanism; leave it out, got mechanism={mechanism!r}")
+    if recipe is None:
+        raise ValueError(f"{data.name}: a task needs a recipe, such as Recipe(epochs=10)")
+    return data, recipe
 
 
 class _Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ..primal import Primal, as_primal
 from .members import Members
 from .recipe import Recipe
 from .series_forward import forward
+from .series_recipe import series_recipe, side_by_side
 from .stacked import Stacked
 from .task import Batch, Loss, Metric, Task, as_mean, as_sum
 
@@ -128,12 +130,22 @@ class SeriesTask(Task):
     def identity(self) -> dict[str, Any]:
         return {"mechanism": self.stated, "data": self.hash} | self.about
 
+    def recipe_in_key(self, recipe: Recipe) -> dict[str, Any]:
+        return side_by_side(recipe)
+
     def data(self) -> dict[str, Any]:
         data = self.dataset
         return {
             "name": data.name, "hash": data.hash, "train": len(data.train), "test": len(data.test),
             "length": data.length, "channels": data.channels, "classes": len(data.classes),
         }  # fmt: skip
+
+
+def series_task(data: Dataset, mechanism: str | Primal | None, recipe: Recipe | None) -> tuple[SeriesTask, Recipe]:
+    """The task of a set, and a whole recipe."""
+    recipe = recipe or series_recipe(data.kind)
+    recipe = replace(recipe, model=SeriesSizes()) if recipe.model is None else recipe
+    return SeriesTask.of(data, mechanism or "softmax", recipe), recipe
 
 
 class SeriesMembers(Members):

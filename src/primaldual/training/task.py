@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..primal import Primal, Spec, as_primal
+from .recipe import Recipe, canonical
 
 if TYPE_CHECKING:
     from .members import Members
@@ -151,6 +152,10 @@ class Task(ABC):
         """What a key has of it."""
         what: dict[str, Any] = {"task": {"name": self.name, "hash": self.hash} | self.about}
         return what if self.stated is None else what | {"mechanism": self.stated}
+
+    def recipe_in_key(self, recipe: Recipe) -> dict[str, Any]:
+        """What a key has of the recipe."""
+        return canonical(recipe)
 
     @property
     def stated(self) -> dict[str, Any] | None:

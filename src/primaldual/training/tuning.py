@@ -15,9 +15,11 @@ from ..data import Dataset
 from ..models import SeriesSizes
 from ..primal import BatchNorm, InputMap, Pooled, Primal, Recenter, Sparse, TrainingSet, as_primal
 from .batches import mix
-from .recipe import Recipe, series_recipe
+from .recipe import Recipe
 from .record import key
-from .run import as_task, train
+from .run import train
+from .series import series_task
+from .series_recipe import series_recipe
 
 VALIDATION = 0.2
 COARSEST = (1, 2, 4, 8, 16)
@@ -60,7 +62,7 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     primal, recipe = as_primal(mechanism), recipe or series_recipe(data.kind)
     recipe = replace(recipe, validation=recipe.validation or VALIDATION)
-    task, recipe = as_task(data, primal, recipe)
+    task, recipe = series_task(data, primal, recipe)
     assert isinstance(recipe.model, SeriesSizes)
     heads = recipe.model.heads
     if not tunable(primal):

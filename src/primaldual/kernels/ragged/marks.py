@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dual.form import pieces_of
-from ...primal import Sparse, TrainingSet
+from ...dual.form import pattern_of, pieces_of
+from ...primal import TrainingSet
 from ...primal.patterns import Band, Block, Pattern, Piece, Residues, Summary
 from ..kept import on_device
 
@@ -47,7 +47,7 @@ def marks(
     training_set: TrainingSet, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device
 ) -> Tensor | None:
     """The integers of all heads, int32 [heads, 2 or 3, width], on the device; None where every query keeps all."""
-    if type(training_set) is not Sparse:
+    if pattern_of(training_set) is None:
         return None
     if torch.compiler.is_compiling():
         return _marks(training_set, scales, queries, tokens, device)
@@ -58,19 +58,21 @@ def has_marks(
     training_set: TrainingSet, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device
 ) -> bool:
     """Whether they are on the device already: only then can a call be captured."""
-    return type(training_set) is not Sparse or (training_set, scales, queries, tokens, device) in _kept_marks.kept
+    return pattern_of(training_set) is None or (training_set, scales, queries, tokens, device) in _kept_marks.kept
 
 
 @on_device(most=256)
 def _kept_marks(
-    sparse: Sparse, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device
+    sparse: TrainingSet, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device
 ) -> Tensor:  # fmt: skip
     return _marks(sparse, scales, queries, tokens, torch.device("cpu")).to(device)
 
 
-def _marks(sparse: Sparse, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device) -> Tensor:
+def _marks(sparse: TrainingSet, scales: tuple[int, ...], queries: int, tokens: int, device: torch.device) -> Tensor:
+    pattern = pattern_of(sparse)
+    assert pattern is not None
     index = torch.arange(max(1, -(-queries // WIDTH)) * WIDTH, device=device)
-    pieces = {scale: sparse.pattern.pieces(sparse.points(scale, tokens)) or () for scale in sorted(set(scales))}
+    pieces = {scale: pieces_of(pattern, sparse.points(scale, tokens)) or () for scale in sorted(set(scales))}
     of_scale = {
         scale: _head(kept, sparse.coordinate(index, scale, tokens), max(queries, sparse.points(scale, tokens)))
         for scale, kept in pieces.items()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...dual import PoolBeforeProjection, Rewrite, RowConstantsCancel
+from ...dual import Expansion, PoolBeforeProjection, Rewrite, RowConstantsCancel
 from ...kernels.native import layers as compiled
 from ...kernels.native import library as native
 from ..estimates import Estimate
+from ..plan import Plan
+from ..problem import require
 from . import scaled
 from .costs import in_one_call, one_after_another
 from .problem import LayerProblem
@@ -23,9 +25,15 @@ def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
     return (RowConstantsCancel, PoolBeforeProjection)
 
 
-def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
+def inner(p: LayerProblem) -> tuple[Plan, ...]:
+    """The plans of attentions inside: none, this route attends itself."""
+    return ()
+
+
+def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
-    given, seed = scaled.projected(p)
+    require(expansion, PoolBeforeProjection)
+    given, seed = scaled.projected(p, expansion)
     found = compiled.attend(*given, p.dropout_p, seed, pool_first=True)
     return scaled.attend_points(p, given, seed, by_cudnn=False) if found is None else found, None
 

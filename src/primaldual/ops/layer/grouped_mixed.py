@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...dual import GroupHeadsByScale, PoolBeforeProjection, Rewrite, RowConstantsCancel
+from ...dual import Expansion, GroupHeadsByScale, PoolBeforeProjection, Rewrite, RowConstantsCancel
 from ...kernels.cudnn import attention as cudnn
 from ...kernels.cudnn import beside
 from ..estimates import Estimate
+from ..plan import Plan
+from ..problem import require
 from . import scaled
 from .costs import empty_heads, one_after_another
 from .problem import LayerProblem
@@ -35,9 +37,15 @@ def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
     return (RowConstantsCancel, PoolBeforeProjection, GroupHeadsByScale)
 
 
-def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
+def inner(p: LayerProblem) -> tuple[Plan, ...]:
+    """The plans of attentions inside: none, this route attends itself."""
+    return ()
+
+
+def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
-    given, seed = scaled.projected(p)
+    require(expansion, PoolBeforeProjection, GroupHeadsByScale)
+    given, seed = scaled.projected(p, expansion)
     return scaled.attend_points(p, given, seed, by_cudnn=True), None
 
 

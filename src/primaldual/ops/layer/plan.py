@@ -44,7 +44,7 @@ class LayerPlan(NamedTuple):
     estimates: dict[str, Estimate]
     assumptions: str
     expansion: Expansion
-    """What the layer computes: the expansion of its primal, with the rewrites that the route makes use of."""
+    """What the layer computes: the expansion of its primal, with the rewrites of the route and of the plans in it."""
 
     @property
     def reason(self) -> str:
@@ -73,29 +73,32 @@ def choose(p: LayerProblem) -> LayerPlan:
         best = p.layer.impl
         if best not in able:
             raise _refused(best, dict(candidates)[best])
+    inner = (rewrite for attention in ROUTES[best].inner(p) for rewrite in attention.expansion.rewrites)
     passes = "forward and backward" if p.trains else "forward"
     device = device_of(p.x.device)
     mode = "" if not device.host else ", captured" if p.captured else ", eager"
     return LayerPlan(
         best, asked, candidates, found, f"estimated for {str(p.dtype)[6:]}, {passes}{mode}, on {device.name}",
-        derive(p.primal, ROUTES[best].rewrites(p)),
+        derive(p.primal, (*ROUTES[best].rewrites(p), *inner)),
     )  # fmt: skip
 
 
-def attend(p: LayerProblem, known: dict[object, str]) -> tuple[Tensor, Tensor | None]:
+def attend(p: LayerProblem, known: dict[object, tuple[str, Expansion]]) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim], and weights where they are asked for, by the route of the layer's plan.
 
-    `known` remembers the routes of calls of the same kind: it belongs to the layer.
+    `known` remembers the routes of calls of the same kind, and what they compute: it belongs to the layer.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return ROUTES[_unplanned(p)].run(p)
+        route = _unplanned(p)
+        return ROUTES[route].run(p, derive(p.primal, ROUTES[route].rewrites(p)))
     kind = p.route_key()
-    route = known.get(kind)
-    if route is None:
+    if (found := known.get(kind)) is None:
         if len(known) >= 256:
             known.clear()
-        route = known[kind] = choose(p).route
-    return ROUTES[route].run(p)
+        chosen = choose(p)
+        found = known[kind] = chosen.route, chosen.expansion
+    route, expansion = found
+    return ROUTES[route].run(p, expansion)
 
 
 def _unplanned(p: LayerProblem) -> str:

@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ...dual import GroupHeadsByScale, PoolBeforeProjection, Rewrite
+from ...dual import Expansion, GroupHeadsByScale, PoolBeforeProjection, Rewrite
+from ...dual.form import pooling_of
 from ...primal import AllKeys, Pooled, Primal
 from .._attention import attention
 from ..estimates import Estimate
 from ..plan import Plan
 from ..pooling import pool_tokens
-from ..problem import in_order, pick
+from ..problem import in_order, pick, require
 from .costs import attention_plan, estimate_of, one_after_another, products
 from .problem import LayerProblem, queries_differ
 
 
 def refusal(p: LayerProblem) -> str | None:
     """Why this route cannot compute the problem; None where it can."""
-    if type(p.primal.training_set) is not Pooled or max(p.scales) == 1:
+    if pooling_of(p.primal.training_set) is None or p.form.subset != "all" or max(p.scales) == 1:
         return "no head is fitted to pooled keys alone"
     if reason := PoolBeforeProjection.refusal(p.primal):
         return reason
@@ -39,22 +40,24 @@ def refusal(p: LayerProblem) -> str | None:
 
 
 def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
-    """Those of this route, and those of the executor that attends."""
-    return (
-        PoolBeforeProjection,
-        GroupHeadsByScale,
-        *_plan(p, *GroupHeadsByScale.groups(p.scales)[0]).expansion.rewrites,
-    )
+    """The identities that this route makes use of."""
+    return (PoolBeforeProjection, GroupHeadsByScale)
 
 
-def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
+def inner(p: LayerProblem) -> tuple[Plan, ...]:
+    """The plans of the attentions inside, one for every scale."""
+    return tuple(_plan(p, scale, heads) for scale, heads in GroupHeadsByScale.groups(p.scales))
+
+
+def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
-    pooling = p.primal.training_set
-    assert isinstance(pooling, Pooled)
+    require(expansion, PoolBeforeProjection)
+    pooling = pooling_of(p.primal.training_set)
+    assert pooling is not None
     primal = _unpooled(p)
     per_head = {name for map_ in primal.inputs for name in map_.per_head}
     queries = p.split(linear(p.x, *p.layer.weights_of("q")))
-    groups = GroupHeadsByScale.groups(p.scales)
+    groups = expansion.calls(p.layer.num_heads)
     outputs = []
     for scale, heads in groups:
         points, mask = _pool(p.key, p.padding, pooling, scale)
@@ -77,7 +80,7 @@ def estimate(p: LayerProblem) -> Estimate:
     parts += [(p.primal.training_set.points(s, tokens), 2 * len(heads) * dim) for s, heads in groups]
     each = len(groups)
     projections = products(p, parts, 1 + 4 * each, 3 + 8 * each, passes=2.0 * each)
-    return one_after_another(projections, *(estimate_of(_plan(p, s, heads)) for s, heads in groups))
+    return one_after_another(projections, *(estimate_of(plan) for plan in inner(p)))
 
 
 def _plan(p: LayerProblem, scale: int, heads: tuple[int, ...]) -> Plan:

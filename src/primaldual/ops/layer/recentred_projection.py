@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...dual import Rewrite, RowConstantsCancel, beta_of
+from ...dual import Expansion, Rewrite, RowConstantsCancel, beta_of
 from ...kernels.cudnn import attention as cudnn
 from ...kernels.native import layers as compiled
 from ...kernels.native import library as native
@@ -14,6 +14,8 @@ from ...kernels.ragged import limits
 from ...primal import Primal
 from .._attention import attention
 from ..estimates import Estimate
+from ..plan import Plan
+from ..problem import require
 from .costs import attention_plan, estimate_of, in_one_call, one_after_another, products
 from .problem import LayerProblem, no_projection_kernel, packed, queries_differ
 
@@ -41,8 +43,14 @@ def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
     return (RowConstantsCancel,)
 
 
-def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
+def inner(p: LayerProblem) -> tuple[Plan, ...]:
+    """The plan of the softmax attention inside."""
+    return (attention_plan(p, Primal(), p.layer.num_heads, p.x.shape[1], p.executor),)
+
+
+def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
+    require(expansion, RowConstantsCancel)
     if _runs_compiled(p):
         x, weight, bias = packed(p)
         factor, beta = beta_of(p.primal.point_maps[0], p.parameters)
@@ -61,9 +69,7 @@ def estimate(p: LayerProblem) -> Estimate:
     projections = products(
         p, [(tokens, 3 * columns)], 3, 6 + CUDNN_LAUNCHES * _runs_compiled(p), passes=7.0 if p.trains else 3.0
     )
-    found = one_after_another(
-        projections, estimate_of(attention_plan(p, Primal(), p.layer.num_heads, tokens, p.executor))
-    )
+    found = one_after_another(projections, *(estimate_of(plan) for plan in inner(p)))
     return in_one_call(p, found) if _runs_compiled(p) else found
 
 

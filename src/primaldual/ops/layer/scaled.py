@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...dual import GroupHeadsByScale, beta_of
+from ...dual import Expansion, GroupHeadsByScale, beta_of
 from ...kernels.cudnn import beside
 from ...kernels.launching import seed_of
 from ...kernels.projection import grouped
@@ -14,6 +14,7 @@ from ...kernels.projection.grouped import Groups
 from ...kernels.ragged import limits
 from ...primal import Primal
 from ..estimates import Estimate, estimate
+from ..problem import query_map_alone
 from .costs import attention_plan, products
 from .problem import LayerProblem, no_projection_kernel, packed, queries_differ
 
@@ -59,13 +60,13 @@ def groups_of(p: LayerProblem) -> Groups:
     return Groups(scaled, batch, tokens, p.layer.num_heads, p.layer.head_dim)
 
 
-def projected(p: LayerProblem) -> tuple[Projected, Tensor | None]:
+def projected(p: LayerProblem, expansion: Expansion) -> tuple[Projected, Tensor | None]:
     """The arguments of the projection, and the seed of dropout."""
-    recentred = bool(p.primal.point_maps)
-    factor, beta = beta_of(p.primal.point_maps[0], p.parameters) if recentred else (0.0, None)
+    map_ = query_map_alone(expansion)
+    factor, beta = (0.0, None) if map_ is None else beta_of(map_, p.parameters)
     x, weight, bias = packed(p)
     beta = None if beta is None else beta.contiguous()
-    return Projected(x, weight, bias, groups_of(p), recentred, factor, beta), seed_of(p.x, p.dropout_p)
+    return Projected(x, weight, bias, groups_of(p), map_ is not None, factor, beta), seed_of(p.x, p.dropout_p)
 
 
 def attention(p: LayerProblem, impl: str) -> Estimate:

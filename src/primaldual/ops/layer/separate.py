@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...dual import Rewrite
+from ...dual import Expansion, Rewrite
 from .. import masks
 from .._attention import attention
 from ..estimates import Estimate
@@ -29,11 +29,16 @@ def refusal(p: LayerProblem) -> str | None:
 
 
 def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
-    """Those of the executor that attends."""
-    return _plan(p).expansion.rewrites
+    """None of this route: there are those of the executor that attends."""
+    return ()
 
 
-def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
+def inner(p: LayerProblem) -> tuple[Plan, ...]:
+    """The plan of the attention inside."""
+    return (_plan(p),)
+
+
+def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim], and weights [N, heads, L, S] where they are asked for."""
     q, k, v, padding, mask, is_causal = heads(p)
     result = attention(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...dual import Rewrite, RowConstantsCancel
+from ...dual import Expansion, Rewrite, RowConstantsCancel
 from ...kernels.native import layers as compiled
 from ...kernels.native import library as native
 from ...kernels.projection import unpooled
 from ...kernels.ragged.tokens import attend_tokens
 from ..estimates import Estimate
+from ..plan import Plan
 from . import scaled
 from .costs import in_one_call, one_after_another, products
 from .problem import LayerProblem
@@ -35,9 +36,14 @@ def rewrites(p: LayerProblem) -> tuple[type[Rewrite], ...]:
     return (RowConstantsCancel,)
 
 
-def run(p: LayerProblem) -> tuple[Tensor, Tensor | None]:
+def inner(p: LayerProblem) -> tuple[Plan, ...]:
+    """The plans of attentions inside: none, this route attends itself."""
+    return ()
+
+
+def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     """Outputs [N, heads, L, head_dim]; no weights."""
-    given, seed = scaled.projected(p)
+    given, seed = scaled.projected(p, expansion)
     found = compiled.attend(*given, p.dropout_p, seed, pool_first=False)
     if found is not None:
         return found, None

@@ -1,0 +1,1 @@
+"""torch's FlexAttention, which skips the tiles of scores that a pattern hides."""
