@@ -7,6 +7,7 @@ from torch import nn
 from primaldual import MultiheadAttention, attention, mechanism
 from primaldual.primal import Pooled, Primal, Taylor
 from primaldual.regression import fit, recover
+from support.own import OWN
 
 DEFINED = [
     "softmax",
@@ -164,3 +165,12 @@ def test_a_head_of_a_trained_transformer_is_recovered(name: str) -> None:
         found = recover(name, k, v, epsilon=0.01)
         solved = fit(name, k, found.targets, C=found.C, epsilon=found.epsilon)
         torch.testing.assert_close(solved.predict(q), attention(q, k, v, mechanism(name)), rtol=0, atol=1e-6)
+
+
+def test_points_that_are_sums_and_no_means_are_recovered_by_numbers_that_give_them() -> None:
+    """Of an odd number of tokens the last is a point alone, with a quarter of its weight."""
+    keys, values, queries = head(3, 9, heads=2)
+    found = recover(OWN["S that learns"], keys, values, epsilon=0.05)
+    solved = fit(OWN["S that learns"], keys, found.targets, C=found.C, epsilon=0.05)
+    expected = attention(queries, keys, values, OWN["S that learns"])
+    torch.testing.assert_close(solved.predict(queries), expected, rtol=0, atol=1e-9)

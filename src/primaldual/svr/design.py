@@ -39,7 +39,9 @@ class Design:
     log_h: Tensor  # [B, H, W]: log |h(k_j)|
     sign_h: Tensor  # [B, H, W]
     owner: Tensor  # [B, H, N]: the point that each token is part of, or the first of them
-    shares: Tensor | None  # [B, H, W, N]: how points are means of tokens; None where no token is part of several
+    shares: (
+        Tensor | None
+    )  # [B, H, W, N]: how points are sums of tokens; None where they are means, and no token is part of two
     parameters: Mapping[str, Tensor]
 
     def mapped(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +128,7 @@ def hides_points(training_set: TrainingSet, heads: int, tokens: int) -> bool:
 def unpool(y: Tensor, owner: Tensor, shares: Tensor | None) -> Tensor:
     """Numbers of tokens that pool to these of points, by `owner` and `shares` as in `Design`: [.., W, C] to [.., N, C].
 
-    Every token has its point's; where points have tokens in common, the smallest numbers that do it.
+    Every token has its point's, where points are means of tokens that no other has; else the smallest numbers that do.
     """
     if shares is None:
         return y.gather(-2, owner.unsqueeze(-1).expand(*owner.shape, y.shape[-1]))
@@ -142,6 +144,12 @@ def unpool(y: Tensor, owner: Tensor, shares: Tensor | None) -> Tensor:
 def in_common(shares: Tensor) -> bool:
     """Whether some token [..., N] is part of several points [..., W, N]."""
     return bool(((shares != 0).sum(-2) > 1).any())
+
+
+def are_means(shares: Tensor) -> bool:
+    """Whether points [..., W, N] are means of tokens, and not other sums; some have no tokens."""
+    total = shares.sum(-1)
+    return bool((((total - 1).abs() < 1e-9) | (total == 0)).all())
 
 
 def _pool(
@@ -171,8 +179,8 @@ def _pool(
         share = one_hot(place, count).T.to(keys.dtype) if reduced.share is None else reduced.share.squeeze(2)
         owner[:, index] = share.argmax(-2)
         shares.append((index, share))
-    own = form_of(primal).points == "own"  # the library's points have no tokens in common
-    if not (own and any(in_common(share) for _, share in shares)):
+    own = form_of(primal).points == "own"  # the library's are means
+    if not own or all(are_means(share) and not in_common(share) for _, share in shares):
         return points, values, seen, visible & seen, owner, None
     whole = keys.new_zeros(B, H, longest, N)
     for index, share in shares:
