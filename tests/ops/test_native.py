@@ -201,7 +201,7 @@ class Interpreted:
     handles = count(1)
 
     def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
+        self.kernel, self.fn, self.__name__ = kernel, kernel.fn, kernel.__name__
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return self.kernel[grid]
@@ -264,9 +264,10 @@ def interpreter(library: Any, driver: Callable[[Launched], None], monkeypatch: p
     real = ragged_work.kernels()
     found = SimpleNamespace(**{name: Interpreted(getattr(real, name)) for name in KERNELS})
     monkeypatch.setattr(ragged_work, "kernels", lambda: found)
-    layers = nn_launching._kernels()
+    layers = nn_launching.kernels()
     of_layers = SimpleNamespace(**{name: Interpreted(getattr(layers, name)) for name in LAYER_KERNELS})
-    monkeypatch.setattr(nn_launching, "_kernels", lambda: of_layers)
+    for module in (grouped, recentred, unpooled):
+        monkeypatch.setattr(module, "kernels", lambda: of_layers)
     monkeypatch.setattr(launching, "_ready", Kept(1024))
     driver(Interpreted.launched)
     return library
@@ -774,7 +775,7 @@ def listening(
     for kernel in KERNELS:  # compiled for this driver
         getattr(ragged_work.kernels(), kernel).device_caches.clear()
     for kernel in LAYER_KERNELS:
-        getattr(nn_launching._kernels(), kernel).device_caches.clear()
+        getattr(nn_launching.kernels(), kernel).device_caches.clear()
     monkeypatch.setattr(launching, "_ready", Kept(1024))
     monkeypatch.setattr(launching, "starts_early", lambda device: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
