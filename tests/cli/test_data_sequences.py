@@ -75,7 +75,7 @@ def test_info_says_what_a_set_holds(call, tmp_path):
         "3 training, 2 validation, 2 test", "5: 3 to 4000 tokens, mean 811 ± 1595", "4096 after padding", "257 ids",
         "negative (1), positive (2)", "aclImdb_v1.tar.gz", "the same reviews",
     ):  # fmt: skip
-        assert expected in result.stdout
+        assert expected.replace(" ", "") in "".join(result.stdout.split())  # long paths are broken anywhere
 
 
 def test_info_does_not_generate(call):

@@ -74,6 +74,8 @@ def test_a_layer_stays_within_twice_the_references_own_error(name, length, way, 
         if way == "grouped_mixed":
             if name.endswith("apart"):
                 pytest.skip("cuDNN's kernels take groups that stand side by side")
+            if (name, length) == ("all pooled", 128):
+                pytest.skip("no head is as long as cuDNN's kernels want it here")
             for setting in ("QUERIES", "POINTS"):
                 monkeypatch.setattr(parallel, setting, 100)
     layer = make(name)

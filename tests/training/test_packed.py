@@ -50,7 +50,8 @@ def gradients(config: SeriesConfig, device: str, dtype: torch.dtype, padded: boo
     name = "layers.0.self_attn"
     leaves = [x, *(weights.parameters[f"{name}.in_proj_{part}"] for part in ("weight", "bias"))]
     projected, _ = fused.linear_beside(*leaves)
-    out = attend_in_layer(config, weights, name, projected, padding, BATCH, training=True)
+    hidden = padding if config.encoder == "mvts" else None
+    out = attend_in_layer(config, weights, name, projected, hidden, BATCH, training=True)
     with Joined() as joined:
         found = torch.autograd.grad(out, leaves, torch.randn_like(out))
     return list(found), joined.count
@@ -75,7 +76,9 @@ def test_gradients_are_those_of_plain_views(name, encoder, padded, p, dtype, dev
     monkeypatch.setattr(SideBySide, "apply", lambda x: x.chunk(3, -1))
     expected, plainly = gradients(config, device, dtype, padded)
     assert plainly == 1
-    assert joined == (1 if padded and encoder == "mvts" else 0)  # hidden tokens take another way
+    # hidden tokens take another way, and in float32 keys that queries are re-centred by are brought near zero before
+    other = (padded and encoder == "mvts") or ("bn" in name and dtype == torch.float32)
+    assert joined == int(other)
     torch.testing.assert_close(found, expected)
 
 

@@ -66,6 +66,8 @@ def info(
     except (DataError, OSError) as error:
         raise _fail(error, 1) from None
     table = Table(box=None, show_header=False, title=_escape(name), title_justify="left", title_style="bold cyan")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # paths are shown whole
     for label, value in [*rows.items(), *(("" if i else "note", note) for i, note in enumerate(notes))]:
         table.add_row(label, _escape(value))
     console.print(table)

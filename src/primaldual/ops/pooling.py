@@ -193,7 +193,8 @@ def _reduce(windows: Tensor, valid: Tensor | None, count: Tensor | None, how: st
         windows = windows * (kernel.to(windows.dtype) * places)[:, None, :, None]
     if count is None:
         return windows.mean(3)
-    return (windows.sum(3, dtype=_wide(windows)) / count).to(windows.dtype)
+    total = windows.sum(3, dtype=_wide(windows)) if windows.dtype == torch.float16 else windows.sum(3)
+    return (total / count).to(windows.dtype)
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -15,8 +15,9 @@ from torch.nn.functional import pad
 from ..base.suggestions import did_you_mean
 from ..dual import Expansion, Rewrite, RowConstantsCancel
 from ..dual.form import pooling_of
+from ..kernels.kept import on_device
 from ..primal import PointMap, Primal, TrainingSet
-from ..primal.features import Parameters
+from ..primal.features import FeatureMap, Parameters
 from . import checks, masks
 
 
@@ -171,12 +172,14 @@ def state(
     if is_causal and (reason := primal.causal_refusal(H)):
         raise CausalFormError(f"is_causal=True: {reason}")
     given = dict(parameters or {})
+    start = _start if torch.compiler.is_compiling() else _kept_start
     if any(name not in given for name in primal.features.fixed):
         wide = torch.promote_types(q.dtype, torch.float32)
-        given = {n: x.to(q.device, wide) for n, x in primal.features.state(D).items()} | given
+        given = start(primal.features, "state", (D,), wide, q.device) | given
     learned = primal.learned(H, D)
     given = _check_parameters(given, learned, primal.features.fixed)
-    given = {n: x.to(device=q.device, dtype=q.dtype) for n, x in learned.items() if n not in given} | given
+    if learned.keys() - given.keys():
+        given = start(primal, "learned", (H, D), q.dtype, q.device) | given
 
     key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
     query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))
@@ -263,6 +266,16 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
     return given
 
 
+def _start(
+    part: Primal | FeatureMap, of: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """The tensors that a part begins with, "learned" or "state" of it, where the caller gives no others."""
+    return {name: x.to(device, dtype) for name, x in getattr(part, of)(*sizes).items()}
+
+
+_kept_start = on_device(most=64)(_start)
+
+
 def accumulated(p: Problem, run: Callable[[Problem], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
     """What `run` gives in at least float32, rounded back: sums of many keys leave the range of float16.
 
@@ -270,7 +283,7 @@ def accumulated(p: Problem, run: Callable[[Problem], tuple[Tensor, Tensor | None
     """
     device, dtype = p.q.device.type, p.q.dtype
     wide = torch.promote_types(dtype, torch.float32)
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    autocast = device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
     if wide == dtype and not autocast:
         return run(p)
     target = torch.get_autocast_dtype(device) if autocast and dtype != torch.float64 else dtype

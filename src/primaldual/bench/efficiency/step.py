@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -88,11 +87,11 @@ def counted_by_torch(name: str, setting: Setting) -> int:
 def _quiet() -> Iterator[None]:
     """Without what the profiler's library writes to the terminal whenever it starts and ends."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-            yield
+        os.dup2(nowhere, 2)
+        yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+        os.close(nowhere)
