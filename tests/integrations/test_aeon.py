@@ -14,6 +14,7 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of aeon's own imports
+    pytest.importorskip("aeon")
     from aeon.datasets import load_basic_motions, load_japanese_vowels
     from aeon.testing.estimator_checking import parametrize_with_checks
     from aeon.transformations.collection import Normalizer
