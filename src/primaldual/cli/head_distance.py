@@ -48,7 +48,9 @@ def reproduce(
                     yield store.model(record.key).to(device)
 
         task = SequenceTask.of(data, wanted[0].primal, wanted[0].recipe)
-        tokens, padding, _ = task.take(task.parts["test"], slice(PAIRS))
+        lengths = task.lengths("test")
+        longest = None if lengths is None else int(lengths[:PAIRS].max())
+        tokens, padding, _ = task.take(task.parts["test"], slice(PAIRS), longest)
         batch = tuple(None if x is None else x.to(device) for x in (tokens, padding))
         say(f"looking at the heads on {PAIRS} pairs of documents of {data.title}")
         notes = [f"no trained model of {job.mechanism} is in {output}" for job in wanted if not found[job]]
