@@ -20,7 +20,8 @@ def documents(tmp_path):
         rows = [
             f"{i % 2:.1f}\t{part}{i}\t{part}{i}x\tword {i % 7} {'ab' * i}\tword {i % 5} {'ba' * i}" for i in range(many)
         ]
-        (folder / f"new_aan_pairs.{part}.tsv").write_text("\n".join(rows) + "\n")
+        again = "0.0\ttrain0\ttrain0x\tword 0 \tword 0 "  # the first of the training pairs, in every part
+        (folder / f"new_aan_pairs.{part}.tsv").write_text("\n".join([*rows, again]) + "\n")
     return folder
 
 
@@ -37,6 +38,7 @@ def test_a_table_and_the_distances_of_its_models_heads_are_measured_once(documen
     assert first.exit_code == 0, first.output
     assert "Retrieval (manual pages)" in first.stdout and "selected" in first.stdout
     assert "79.68" not in first.stdout  # the paper's number is of other text
+    assert "pairs" in first.stdout and "training" in first.stdout.partition("note: Retrieval (manual pages):")[2]
     assert "NOT the paper's recipe: steps 2 instead of 30000" in first.stdout
     records = Store(output).records()
     assert len(records) == 4 and all(r.selected and r.last and not r.best for r in records)

@@ -72,3 +72,4 @@ def _editions(datasets: Sequence[str], found: Recorded) -> Iterator[str]:
             raise ValueError(f"{name}: the records are from different files of the set; keep those of one")
         editions = [family(name).edition(name, about) for about in data.values()]
         yield from (edition for edition in editions if edition)
+        yield from (f"{family(name).title(name)}: {note}" for about in data.values() for note in about.get("notes", ()))

@@ -127,7 +127,7 @@ class SequenceTask(Task):
     def data(self) -> dict[str, Any]:
         found = {"name": self.name, "hash": self.hash, "length": self.dataset.length}
         sizes = {part: len(cases) for part, cases in self.dataset.parts.items()}
-        return found | sizes | {"classes": len(self.dataset.classes)}
+        return found | sizes | {"classes": len(self.dataset.classes), "notes": list(self.dataset.notes)}
 
 
 class SequenceMembers(Members):
