@@ -11,8 +11,7 @@ pytest.importorskip("triton")
 
 from primaldual.kernels import encoder as fused
 from primaldual.models import SeriesConfig, build
-from primaldual.training.member_attention import SideBySide
-from primaldual.training.series_forward import attend_in_layer
+from primaldual.training.member_attention import SideBySide, attend_in_layer
 from primaldual.training.stacked import Stacked
 from support.interpreter import ON_CPU, child_process
 

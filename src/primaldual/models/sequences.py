@@ -124,7 +124,7 @@ class SequenceClassifier(nn.Module):
 
     def compare(self, a: Tensor, b: Tensor) -> Tensor:
         """Scores of pairs, of what `encode` gives of their first sequences and of their second ones."""
-        return self.head(self.hidden(torch.cat([a, b, a * b, a - b], -1)).relu())
+        return self.head(self.hidden(of_pair(a, b)).relu())
 
     def encode(self, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
         """The mean over the padded length, [batch, d_model], of sequences [batch, length]."""
@@ -151,6 +151,11 @@ class SequenceClassifier(nn.Module):
                 f"padding must be boolean, of the tokens' shape {list(tokens.shape)}, got {padding.dtype} "
                 f"{list(padding.shape)}"
             )
+
+
+def of_pair(a: Tensor, b: Tensor) -> Tensor:
+    """What a pair is classified by, [..., 4 · d_model], of the means [..., d_model] of both."""
+    return torch.cat([a, b, a * b, a - b], -1)
 
 
 def _block(config: SequenceConfig) -> TransformerEncoderLayer:

@@ -11,8 +11,10 @@ from torch.autograd import Function
 
 from ..dual import form_of
 from ..kernels.buffers import side_by_side
+from ..models import SequenceConfig, SeriesConfig
 from ..ops import attention
 from ..primal import InputMap, Moments, PointMap, Primal, TokenMap
+from .stacked import Stacked
 
 
 class SideBySide(Function):
@@ -33,6 +35,33 @@ class SideBySide(Function):
         if not torch.is_grad_enabled() and side_by_side(gradients, strides, width):
             return first.as_strided((members, rows, 3 * width), strides)
         return torch.cat(gradients, -1)
+
+
+def attend_in_layer(
+    config: SeriesConfig | SequenceConfig, weights: Stacked, name: str, projected: Tensor, padding: Tensor | None,
+    batch: int, training: bool,
+) -> Tensor:  # fmt: skip
+    """Self-attention of queries, keys and values side by side, [members, batch · length, d_model].
+
+    Args:
+        name: of the attention module.
+        projected: [members, batch · length, 3 · d_model].
+        padding: [members, batch, length], what is hidden from attention.
+    """
+    heads = config.heads
+    parts = (part.unflatten(1, (batch, -1)).unflatten(-1, (heads, -1)) for part in SideBySide.apply(projected))
+    q, k, v = (part.transpose(2, 3) for part in parts)  # [members, batch, heads, length, head_dim]
+    p = config.dropout if config.attention_dropout is None else config.attention_dropout
+    learned, fixed = f"{name}.learned.", f"{name}.feature_"
+    assert isinstance(config.mechanism, Primal)
+    out = attend(
+        q, k, v, config.mechanism, padding, p if training else 0.0, config.impl,
+        {n.removeprefix(learned): x for n, x in weights.parameters.items() if n.startswith(learned)},
+        {n.removeprefix(fixed): x[0] for n, x in weights.buffers.items() if n.startswith(fixed)},
+    )  # fmt: skip
+    if (bias := weights.parameters.get(f"{name}.mechanism_bias")) is not None:
+        out = out + bias[:, None, :, None]
+    return out.transpose(2, 3).flatten(3).flatten(1, 2)
 
 
 def attend(

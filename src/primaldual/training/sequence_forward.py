@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from ..models import SequenceConfig
+from ..models.sequences import of_pair
+from .member_attention import attend_in_layer
 from .operations import KernelOperations, Operations, TorchOperations
-from .series_forward import attend_in_layer
 from .stacked import Stacked
 
 
@@ -40,8 +41,7 @@ def forward(config: SequenceConfig, weights: Stacked, tokens: Tensor, padding: T
         normal, x = do.feed_forward_beside(normal, x, f"{layer}.linear1", f"{layer}.linear2", following)
     means = _sums(normal.unflatten(1, (batch, length)), do.padding) / config.length
     if config.pairs:
-        a, b = means.unflatten(1, (-1, 2)).unbind(2)
-        means = torch.cat([a, b, a * b, a - b], -1)
+        means = of_pair(*means.unflatten(1, (-1, 2)).unbind(2))
     return do.linear("head", do.linear("hidden", means).relu())
 
 

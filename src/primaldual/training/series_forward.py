@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..models import SequenceConfig, SeriesConfig
-from ..primal import Primal
-from .member_attention import SideBySide, attend
+from ..models import SeriesConfig
+from .member_attention import attend_in_layer
 from .operations import KernelOperations, Operations, TorchOperations
 from .stacked import Stacked
 
@@ -42,30 +41,3 @@ def forward(config: SeriesConfig, weights: Stacked, series: Tensor, padding: Ten
         x = do.norm("norm", x)
     y = do.head("head", x, batch)
     return y.squeeze(-1) if config.task == "regression" else y
-
-
-def attend_in_layer(
-    config: SeriesConfig | SequenceConfig, weights: Stacked, name: str, projected: Tensor, padding: Tensor | None,
-    batch: int, training: bool,
-) -> Tensor:  # fmt: skip
-    """Self-attention of queries, keys and values side by side, [members, batch · length, d_model].
-
-    Args:
-        name: of the attention module.
-        projected: [members, batch · length, 3 · d_model].
-        padding: [members, batch, length], what is hidden from attention.
-    """
-    heads = config.heads
-    parts = (part.unflatten(1, (batch, -1)).unflatten(-1, (heads, -1)) for part in SideBySide.apply(projected))
-    q, k, v = (part.transpose(2, 3) for part in parts)  # [members, batch, heads, length, head_dim]
-    p = config.dropout if config.attention_dropout is None else config.attention_dropout
-    learned, fixed = f"{name}.learned.", f"{name}.feature_"
-    assert isinstance(config.mechanism, Primal)
-    out = attend(
-        q, k, v, config.mechanism, padding, p if training else 0.0, config.impl,
-        {n.removeprefix(learned): x for n, x in weights.parameters.items() if n.startswith(learned)},
-        {n.removeprefix(fixed): x[0] for n, x in weights.buffers.items() if n.startswith(fixed)},
-    )  # fmt: skip
-    if (bias := weights.parameters.get(f"{name}.mechanism_bias")) is not None:
-        out = out + bias[:, None, :, None]
-    return out.transpose(2, 3).flatten(3).flatten(1, 2)
