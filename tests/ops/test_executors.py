@@ -10,7 +10,7 @@ from primaldual import Primal, attention
 from primaldual.ops import EXECUTORS
 from primaldual.primal import EluPlusOne, Pooled, RandomFeatures, Taylor
 from primaldual.primal.features import FeatureMap
-from support.battery import CASES, FAST, ON_CUDA, PAIRS, PRIMALS, Case, outputs_and_gradients, relative_error, runs
+from support.battery import CASES, FAST, GROUPED, ON_CUDA, PAIRS, PRIMALS, Case, outputs_and_gradients, relative_error, runs
 
 EXACT = 1e-9
 
@@ -18,7 +18,7 @@ EXACT = 1e-9
 @pytest.mark.parametrize(("name", "impl"), PAIRS)
 def test_executor_equals_reference(name: str, impl: str) -> None:
     primal = PRIMALS[name]
-    for case in CASES:
+    for case in CASES + GROUPED:
         if not runs(primal, case, impl):
             continue
         truth = outputs_and_gradients(primal, case, "reference")

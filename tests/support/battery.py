@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,9 +74,11 @@ class Case:
     causal: bool = False
     offset: int = 0
     scale: float | None = None
+    kv_heads: int = HEADS
 
     def __str__(self) -> str:
         name = f"L{self.queries}-S{self.keys}-{self.mask}{'-causal' if self.causal else ''}"
+        name += f"-of{self.kv_heads}" * (self.kv_heads != HEADS)
         return name + f"-from{self.offset}" * bool(self.offset) + f"-scale{self.scale}" * (self.scale is not None)
 
     def arguments(self, batch: int, dtype: torch.dtype, generator: torch.Generator) -> dict:
@@ -108,25 +110,30 @@ CASES += [Case(L, S, mask) for L, S in SHAPES for mask in ("attn", "attn-bias")]
 CASES += [Case(1, 13, mask, True, 12) for mask in ("none", "bias")]  # a step of decoding
 CASES += [Case(5, 13, mask, True, offset) for offset in (3, 8) for mask in ("none", "padding")]
 CASES += [Case(5, 13, "none", False, 8), Case(16, 16, "none", False, 0, 0.7), Case(5, 13, "padding", True, 8, 0.2)]
+GROUPED = [Case(9, 9, "padding", kv_heads=3), Case(5, 13, "none", kv_heads=2, scale=0.7), Case(9, 9, "bias", kv_heads=1)]
+GROUPED += [Case(16, 16, "none", True, kv_heads=3), Case(5, 13, "padding", True, 8, kv_heads=2)]
+GROUPED += [Case(1, 13, "bias", True, 12, kv_heads=2), Case(9, 9, "attn-bias", kv_heads=3)]
+"""Groups of query heads that share keys and values."""
 
 
 def inputs(case: Case, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4) -> tuple:
     """(q, k, v) that require gradients, and the mask arguments; `rounded` first, where it is given."""
     batch, generator = 2, torch.Generator().manual_seed(0)
-    shapes = ((case.queries, dim), (case.keys, dim), (case.keys, dim + 1))
-    qkv = [torch.randn(batch, HEADS, n, d, generator=generator, dtype=torch.float64) for n, d in shapes]
+    shapes = ((HEADS, case.queries, dim), (case.kv_heads, case.keys, dim), (case.kv_heads, case.keys, dim + 1))
+    qkv = [torch.randn(batch, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
     masks = case.arguments(batch, rounded or dtype, generator)
     masks = {n: m.to(dtype) if isinstance(m, Tensor) and m.is_floating_point() else m for n, m in masks.items()}
     return tuple(x.to(rounded or dtype).to(dtype).requires_grad_() for x in qkv), masks
 
 
 def parameters(
-    primal: Primal, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4
-) -> dict:
+    primal: Primal, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4,
+    kv_heads: int = HEADS,
+) -> dict:  # fmt: skip
     """What the primal learns, moved away from its start, requiring gradients."""
     generator = torch.Generator().manual_seed(1)
     moved = {}
-    for name, start in primal.learned(HEADS, dim).items():
+    for name, start in primal.learned(HEADS, dim, kv_heads).items():
         moved[name] = start.double() + 0.3 * torch.randn(start.shape, generator=generator, dtype=torch.float64)
     return {n: x.to(rounded or dtype).to(dtype).requires_grad_() for n, x in moved.items()}
 
@@ -134,10 +141,17 @@ def parameters(
 def outputs_and_gradients(
     primal: Primal, case: Case, impl: str, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None
 ) -> dict[str, Tensor]:
-    """The output, and the gradient of every input and parameter for one fixed upstream gradient."""
+    """The output, and the gradient of every input and parameter for one fixed upstream gradient.
+
+    To the reference keys and values that are shared are given once for each query head.
+    """
+    primal = with_groups(primal, case.kv_heads)
     qkv, masks = inputs(case, dtype, rounded)
-    learned = parameters(primal, dtype, rounded)
-    out = attention(*qkv, primal, impl=impl, parameters=learned, **masks)
+    learned = parameters(primal, dtype, rounded, kv_heads=case.kv_heads)
+    given = (*qkv, primal), learned
+    if impl == "reference" and case.kv_heads != HEADS:
+        given = repeated(*qkv, primal, learned)
+    out = attention(*given[0], impl=impl, parameters=given[1], **masks)
     assert isinstance(out, Tensor)
     up = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     leaves = {"q": qkv[0], "k": qkv[1], "v": qkv[2]} | learned
@@ -147,14 +161,38 @@ def outputs_and_gradients(
     return {"out": out.detach()} | dict(zip((f"grad {n}" for n in leaves), zeros, strict=True))
 
 
+def with_groups(primal: Primal, kv_heads: int) -> Primal:
+    """The same; where it has a scale for each of `HEADS` heads, with one for each key/value head."""
+    training_set = primal.training_set
+    over = training_set.over if isinstance(training_set, Sparse) else training_set
+    if kv_heads == HEADS or not isinstance(over, Pooled) or over.scales is None:
+        return primal
+    over = replace(over, scales=over.scales[:kv_heads])
+    return replace(primal, training_set=replace(training_set, over=over) if isinstance(training_set, Sparse) else over)
+
+
+def repeated(q: Tensor, k: Tensor, v: Tensor, primal: Primal, learned: dict) -> tuple[tuple, dict]:
+    """The same call with keys, values, scales and pooling kernels written out for each query head."""
+    kv_heads = k.shape[1]
+    each, training_set = HEADS // kv_heads, primal.training_set
+    scales = tuple(scale for scale in training_set.head_scales(kv_heads) for _ in range(each))
+    if isinstance(training_set, Pooled):
+        training_set = replace(training_set, scales=scales)
+    elif isinstance(training_set, Sparse) and isinstance(training_set.over, Pooled):
+        training_set = replace(training_set, over=replace(training_set.over, scales=scales))
+    k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
+    learned = {n: x.repeat_interleave(each, dim=0) if n.startswith("pool_kernel") else x for n, x in learned.items()}
+    return (q, k, v, replace(primal, training_set=training_set)), learned
+
+
 def exists(primal: Primal, case: Case) -> bool:
     """Whether the semantics define this case: a causal form, a mask that heads and maps take, a grid that fits."""
-    if case.causal and primal.causal_refusal(HEADS):
+    if case.causal and primal.causal_refusal(case.kv_heads):
         return False
     if (case.offset and primal.token_maps) or (case.scale is not None and not primal.features.scaled):
         return False
     per_query = case.mask.startswith("attn")
-    if per_query and (primal.token_maps or any(s > 1 for s in primal.training_set.head_scales(HEADS))):
+    if per_query and (primal.token_maps or any(s > 1 for s in primal.training_set.head_scales(case.kv_heads))):
         return False
     squares = (1, 9, 16)
     return "Conv2d" not in repr(primal) or (case.queries in squares and case.keys in squares)
@@ -162,6 +200,7 @@ def exists(primal: Primal, case: Case) -> bool:
 
 def runs(primal: Primal, case: Case, impl: str, dtype: torch.dtype = torch.float64) -> bool:
     """Whether this executor takes the case."""
+    primal = with_groups(primal, case.kv_heads)
     if not exists(primal, case):
         return False
     qkv, masks = inputs(case, dtype)

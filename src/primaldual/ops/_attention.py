@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..primal import Primal, as_primal
-from . import checks, ragged
+from . import checks, ragged, shared_keys
 from .plan import EXECUTORS, Plan, bind, choose, mode_of, run
 from .problem import Problem, state
 
@@ -37,8 +37,10 @@ def attention(
 
     Args:
         q: queries [batch, heads, length, head_dim].
-        k: keys [batch, heads, keys, head_dim]; their number may differ from that of the queries.
-        v: values [batch, heads, keys, value_dim].
+        k: keys [batch, kv_heads, keys, head_dim]; their number may differ from that of the queries. So many key/value
+            heads divide the heads: each is shared by a group of query heads, which stand side by side, are fitted to
+            one training set, and so have one scale. Scales are given for the key/value heads, or for the query heads.
+        v: values [batch, kv_heads, keys, value_dim].
         primal: the primal layer, or a mechanism's name.
         key_padding_mask: [batch, keys].
         query_padding_mask: [batch, length]; matters to convolutions alone.
@@ -53,7 +55,8 @@ def attention(
             CUDA graph, whose values come later, both are applied, and what pooled heads and maps refuse is an
             assertion that runs with it.
         dropout_p: on the weights; for finite features, which have none, on the output.
-        parameters: what is learned, by name (`primal.learned(heads, head_dim)`); absent ones have their initial value.
+        parameters: what is learned, by name (`primal.learned(heads, head_dim, kv_heads)`); absent ones have their
+            initial value. Input maps learn for the query heads, training sets for the key/value heads.
         impl: "auto", or the executor to use, as `primaldual.ops.EXECUTORS` lists them. One that cannot raises.
         need_weights: also return [batch, heads, length, keys]; a pooled key's weight is shared by its tokens.
         query_offset: the place of the first query in the sequence of keys. Queries that are the last of a longer
@@ -87,10 +90,10 @@ def attention(
         query_offset=query_offset, scale=scale,
     )  # fmt: skip
     chosen, problem = bind(problem, impl)
-    if key is not None and q.shape[2] and problem.q is q and problem.k is k and not problem.parameters:
+    if key is not None and q.shape[2] and not (primal.token_maps or problem.parameters) and k.shape[2]:
         if len(_known) >= 1024:
             _known.clear()
-        _known[key] = _again(problem, chosen)
+        _known[key] = _again(problem, chosen, k.shape[1])
     output, weights = run(problem, chosen)
     return output if weights is None else (output, weights[..., : k.shape[2]])
 
@@ -99,8 +102,17 @@ _known: dict[tuple[object, ...], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 """What was checked and planned before: the same kind of call goes straight to its executor."""
 
 
-def _again(p: Problem, impl: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _again(p: Problem, impl: str, kv_heads: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The same problem, with the same expansion, on other tensors."""
+    whole = _once_more(p, impl)
+    if p.group > 1:
+        return lambda q, k, v: shared_keys.unfold(whole(shared_keys.fold(q, kv_heads), k, v), p.group)
+    if (each := p.q.shape[1] // kv_heads) > 1:
+        return lambda q, k, v: whole(q, shared_keys.repeat(k, each), shared_keys.repeat(v, each))
+    return whole
+
+
+def _once_more(p: Problem, impl: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     if impl == "ragged" and (direct := ragged.direct(p)) is not None:
         return direct
     expansion, is_causal, dropout_p, compute = p.expansion, p.is_causal, p.dropout_p, EXECUTORS[impl].run

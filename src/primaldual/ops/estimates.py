@@ -141,6 +141,7 @@ class Sizes(NamedTuple):
     own_points: bool = False  # by the formula each query has its own, as pooled or mapped by statistics
     own_keys: bool = False  # and nothing cancels, so that it has them in every form
     long: int = 0  # groups that go back through cuDNN's kernels beside ours, in `mixed`
+    copied: int = 0  # bytes that are moved before the attention, where query heads share keys
 
     @property
     def heads(self) -> int:
@@ -208,6 +209,7 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
         and (scaled or any(map_.needs != "nothing" for map_ in maps)),
         own_keys=softmax.would_need_own_keys(problem) is not None,
         long=mixed.long_groups(problem),
+        copied=problem.copied,
     )  # fmt: skip
 
 
@@ -249,7 +251,7 @@ def _total(sizes: Sizes, count: _Count) -> Estimate:
     more, more_bytes = (TRAINING, TRAINING_BYTES) if sizes.backward else (1.0, 1.0)
     launches = count.launches + (count.back if sizes.backward else 0)
     busy = (count.flops if count.busy is None else count.busy) * (efficiency.dropout if sizes.dropout else 1.0)
-    beside = (2.0 if sizes.backward else 1.0) * count.beside
+    beside = (2.0 if sizes.backward else 1.0) * (count.beside + sizes.copied)
     on_device = max(more * busy / rate, more_bytes * count.bytes / (efficiency.bandwidth * device.bandwidth))
     on_device += beside / device.bandwidth + launches * device.gap
     host = 0.0

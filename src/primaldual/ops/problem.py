@@ -18,7 +18,8 @@ from ..dual.form import pooling_of
 from ..kernels.kept import on_device
 from ..primal import PointMap, Primal, TrainingSet
 from ..primal.features import FeatureMap, Parameters
-from . import checks, masks
+from ..primal.shared_keys import check_groups, of_queries
+from . import checks, masks, shared_keys
 
 
 class UnsupportedError(ValueError):
@@ -53,6 +54,8 @@ class Problem:
     scale: int = 1
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D
+    group: int = 1  # query heads whose queries each head holds, one head's after the other's
+    copied: int = 0  # bytes that were moved to bring groups of query heads into this form
 
     @property
     def primal(self) -> Primal:
@@ -150,6 +153,8 @@ def state(
 ) -> Problem:
     """Check the arguments of `attention` and bring them into one form."""
     _check_tensors(q, k, v)
+    if q.shape[1] != (kv_heads := k.shape[1]):
+        primal = replace(primal, training_set=of_queries(primal.training_set, q.shape[1], kv_heads))
     checks.query_offset(query_offset, primal.token_maps)
     checks.scale(scale, primal.features)
     checks.mask("key_padding_mask", key_padding_mask, q)
@@ -176,10 +181,10 @@ def state(
     if any(name not in given for name in primal.features.fixed):
         wide = torch.promote_types(q.dtype, torch.float32)
         given = start(primal.features, "state", (D,), wide, q.device) | given
-    learned = primal.learned(H, D)
+    learned = primal.learned(H, D, kv_heads)
     given = _check_parameters(given, learned, primal.features.fixed)
     if learned.keys() - given.keys():
-        given = start(primal, "learned", (H, D), q.dtype, q.device) | given
+        given = start(primal, "learned", (H, D, kv_heads), q.dtype, q.device) | given
 
     key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
     query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))
@@ -198,10 +203,11 @@ def state(
         q, k = map_.tokens(q, given), map_.tokens(k, given)
     if primal.token_maps and key_hidden is not None:
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
-    return Problem(
+    stated = Problem(
         Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
         need_weights, query_offset=query_offset, score_scale=scale,
     )  # fmt: skip
+    return stated if kv_heads == H else shared_keys.with_as_many_heads(stated, kv_heads)
 
 
 def require(expansion: Expansion, *rewrites: type[Rewrite]) -> None:
@@ -228,11 +234,13 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {tuple(x.shape)}")
-    if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
+    if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
         raise ValueError(
-            "q, k and v must agree in batch and heads, q and k in head_dim, k and v in length; got "
+            "q, k and v must agree in batch, q and k in head_dim, k and v in heads and length; got "
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
+    if q.shape[1] != k.shape[1]:
+        check_groups(q.shape[1], k.shape[1])
     if not (q.dtype == k.dtype == v.dtype) or not (q.device == k.device == v.device):
         raise ValueError(
             f"q, k and v must share dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "

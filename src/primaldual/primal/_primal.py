@@ -10,6 +10,7 @@ from ._spec import Spec
 from .features import Exponential, FeatureMap
 from .inputs import InputMap, PointMap, TokenMap
 from .normalizers import KernelSum, Normalizer
+from .shared_keys import of_keys
 from .training_sets import AllKeys, TrainingSet
 
 
@@ -72,9 +73,13 @@ class Primal(Spec):
         """The maps that act after pooling."""
         return tuple(m for m in self.inputs if isinstance(m, PointMap))
 
-    def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
-        """What a layer with so many heads learns beyond its projections: initial values by name."""
-        learned = self.training_set.learned(heads, head_dim)
+    def learned(self, heads: int, head_dim: int, kv_heads: int | None = None) -> dict[str, Tensor]:
+        """What a layer with so many heads learns beyond its projections: initial values by name.
+
+        With `kv_heads` key/value heads, each shared by a group of heads, the training set learns for these.
+        """
+        kv_heads = heads if kv_heads is None else kv_heads
+        learned = of_keys(self.training_set, heads, kv_heads).learned(kv_heads, head_dim)
         for map_ in self.inputs:
             learned |= map_.learned(heads, head_dim)
         return learned
