@@ -10,7 +10,18 @@ from primaldual import Primal, attention
 from primaldual.ops import EXECUTORS
 from primaldual.primal import EluPlusOne, Pooled, RandomFeatures, Taylor
 from primaldual.primal.features import FeatureMap
-from support.battery import CASES, FAST, GROUPED, ON_CUDA, PAIRS, PRIMALS, Case, outputs_and_gradients, relative_error, runs
+from support.battery import (
+    CASES,
+    FAST,
+    GROUPED,
+    ON_CUDA,
+    PAIRS,
+    PRIMALS,
+    Case,
+    outputs_and_gradients,
+    relative_error,
+    runs,
+)
 
 EXACT = 1e-9
 

@@ -110,7 +110,11 @@ CASES += [Case(L, S, mask) for L, S in SHAPES for mask in ("attn", "attn-bias")]
 CASES += [Case(1, 13, mask, True, 12) for mask in ("none", "bias")]  # a step of decoding
 CASES += [Case(5, 13, mask, True, offset) for offset in (3, 8) for mask in ("none", "padding")]
 CASES += [Case(5, 13, "none", False, 8), Case(16, 16, "none", False, 0, 0.7), Case(5, 13, "padding", True, 8, 0.2)]
-GROUPED = [Case(9, 9, "padding", kv_heads=3), Case(5, 13, "none", kv_heads=2, scale=0.7), Case(9, 9, "bias", kv_heads=1)]
+GROUPED = [
+    Case(9, 9, "padding", kv_heads=3),
+    Case(5, 13, "none", kv_heads=2, scale=0.7),
+    Case(9, 9, "bias", kv_heads=1),
+]
 GROUPED += [Case(16, 16, "none", True, kv_heads=3), Case(5, 13, "padding", True, 8, kv_heads=2)]
 GROUPED += [Case(1, 13, "bias", True, 12, kv_heads=2), Case(9, 9, "attn-bias", kv_heads=3)]
 """Groups of query heads that share keys and values."""

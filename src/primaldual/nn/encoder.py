@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..primal import Primal
 from .multihead import MultiheadAttention
-from .names import name_of
 from .projection import ConvProjection
 
 
@@ -23,8 +22,8 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     Args:
         d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
             dtype: as torch.
-        mechanism, projection, impl, scale: as in `MultiheadAttention`. A primal with `residual=True` is refused: the
-            block has that residual already.
+        mechanism, projection, impl, scale, num_kv_heads: as in `MultiheadAttention`. A primal with
+            `residual=True` is refused: the block has that residual already.
 
     >>> layer = TransformerEncoderLayer(64, 8, batch_first=True, mechanism="bn")
     >>> encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
@@ -52,6 +51,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         projection: Literal["linear", "shared"] | ConvProjection = "linear",
         impl: str = "auto",
         scale: float | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         if d_model <= 0 or nhead <= 0 or d_model % nhead:
             raise ValueError(f"d_model must be a positive multiple of nhead, got d_model={d_model}, nhead={nhead}")
@@ -62,6 +62,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         attention = MultiheadAttention(
             d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, device=device, dtype=dtype,
             mechanism=mechanism, projection=projection, impl=impl, scale=scale,
+            num_kv_heads=num_kv_heads,
         )  # fmt: skip
         if attention.primal.residual:
             raise ValueError("the encoder layer adds the residual itself; give it a Primal with residual=False")
@@ -71,7 +72,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         attention = self.self_attn
         feed_forward = f"dim_feedforward={self.linear1.out_features}, norm_first={self.norm_first}"
         return (
-            f"d_model={attention.embed_dim}, nhead={attention.num_heads}, mechanism={name_of(attention.primal)}, "
+            f"d_model={attention.embed_dim}, nhead={attention.num_heads}, mechanism={attention.mechanism_name}, "
             f"{feed_forward}"
         )
 

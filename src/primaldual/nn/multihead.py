@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn.functional import linear, pad
 from ..dual import Expansion
 from ..ops import EXECUTORS, CausalFormError, checks, layer, masks
 from ..primal import Primal, as_primal
+from ..primal.shared_keys import check_groups, of_queries
+from .checkpoints import load_projections
 from .names import name_of
 from .projection import ConvProjection, DepthwiseConv
 
@@ -32,6 +35,11 @@ class MultiheadAttention(nn.Module):
         impl: "auto"; an executor of the attention, as in `primaldual.attention`; or a route of the whole layer, as
             `plan(x).explain()` lists them.
         scale: the factor on the scores, 1/√head_dim unless given.
+        num_kv_heads: heads of keys and values, num_heads unless given, which they divide: each is shared by a group of
+            query heads that stand side by side, so its scale is theirs. The projections then are `q_proj_weight`
+            [E, E], `k_proj_weight` and `v_proj_weight` [num_kv_heads·head_dim, kdim or vdim], and `in_proj_bias`, these
+            three after one another. State dicts with `q_proj.weight`, … load too, and so do those with another number
+            of key/value heads, where the heads of a group are equal.
 
     >>> layer = MultiheadAttention(64, 8, batch_first=True, mechanism="bn+sh")
     >>> x = torch.randn(2, 100, 64)
@@ -74,6 +82,7 @@ class MultiheadAttention(nn.Module):
         projection: Literal["linear", "shared"] | ConvProjection = "linear",
         impl: str = "auto",
         scale: float | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
@@ -85,12 +94,17 @@ class MultiheadAttention(nn.Module):
         known = dict.fromkeys(("auto", *EXECUTORS, *layer.ROUTES))
         if impl not in known:
             raise ValueError(f"impl must be one of {', '.join(known)}; got {impl!r}")
-        self.primal = as_primal(mechanism)
+        primal = as_primal(mechanism)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_groups(num_heads, self.num_kv_heads)
+        self.mechanism_name = name_of(primal)
+        self.primal = replace(primal, training_set=of_queries(primal.training_set, num_heads, self.num_kv_heads))
         self.primal.training_set.head_scales(num_heads)  # raises when scales and heads disagree
         is_softmax = self.primal == Primal(bias=self.primal.bias, residual=self.primal.residual)
         if (add_bias_kv or add_zero_attn) and not is_softmax:
             raise ValueError(f"add_bias_kv and add_zero_attn exist for softmax attention, not for {self.primal!r}")
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kv_dim = self.num_kv_heads * self.head_dim
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.add_zero_attn, self.impl = dropout, batch_first, add_zero_attn, impl
         checks.scale(scale, self.primal.features)
@@ -99,9 +113,9 @@ class MultiheadAttention(nn.Module):
         self._routes: dict[object, tuple[str, Expansion]] = {}  # by the kind of call, what was planned before
         self._make_projections(projection, bias, factory)
         for name in ("bias_k", "bias_v"):
-            extra = nn.Parameter(torch.empty(1, 1, embed_dim, **factory)) if add_bias_kv else None
+            extra = nn.Parameter(torch.empty(1, 1, self.kv_dim, **factory)) if add_bias_kv else None
             self.register_parameter(name, extra)
-        learned = self.primal.learned(num_heads, self.head_dim)
+        learned = self.primal.learned(num_heads, self.head_dim, self.num_kv_heads)
         self.learned = nn.ParameterDict({name: nn.Parameter(x.to(**factory)) for name, x in learned.items()})
         fixed = self.primal.features.state(self.head_dim)
         for name, x in fixed.items():
@@ -111,18 +125,26 @@ class MultiheadAttention(nn.Module):
         self._reset_parameters()
 
     def _make_projections(self, projection: str | ConvProjection, bias: bool, factory: dict[str, Any]) -> None:
-        E, same = self.embed_dim, self.kdim == self.vdim == self.embed_dim
+        E, kv, same = self.embed_dim, self.kv_dim, self.kdim == self.vdim == self.kv_dim == self.embed_dim
         self.shared = projection == "shared"
+        if self.shared and kv != E:
+            raise ValueError(
+                f"projection='shared' is one projection of queries and keys, which needs as many heads of both; got "
+                f"num_kv_heads={self.num_kv_heads} and num_heads={self.num_heads}"
+            )
         if self.shared and not same:
             raise ValueError(
                 f"projection='shared' needs kdim and vdim equal to embed_dim={E}, got {self.kdim}, {self.vdim}"
             )
         if not isinstance(projection, ConvProjection) and projection not in ("linear", "shared"):
             raise ValueError(f"projection must be 'linear', 'shared' or a ConvProjection, got {projection!r}")
-        rows = (2 if self.shared else 3) * E
+        rows = (1 if self.shared else 2) * kv + E
         sizes: dict[str, tuple[int, ...] | None] = {"in_proj_weight": (rows, E) if same else None}
         sizes |= {"q_proj_weight": None if same else (E, E)}
-        sizes |= {"k_proj_weight": None if same else (E, self.kdim), "v_proj_weight": None if same else (E, self.vdim)}
+        sizes |= {
+            "k_proj_weight": None if same else (kv, self.kdim),
+            "v_proj_weight": None if same else (kv, self.vdim),
+        }
         sizes |= {"in_proj_bias": (rows,) if bias else None}
         for name, size in sizes.items():
             self.register_parameter(name, None if size is None else nn.Parameter(torch.empty(size, **factory)))
@@ -132,6 +154,10 @@ class MultiheadAttention(nn.Module):
             self.convolutions = nn.ModuleDict(
                 {n: DepthwiseConv(c, projection, **factory) for n, c in (("q", E), ("k", self.kdim), ("v", self.vdim))}
             )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        load_projections(self, state_dict, prefix, error_messages=others[-1])
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _reset_parameters(self) -> None:
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
@@ -145,7 +171,8 @@ class MultiheadAttention(nn.Module):
                 nn.init.xavier_normal_(extra)
 
     def extra_repr(self) -> str:
-        parts = [f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, mechanism={name_of(self.primal)}"]
+        parts = [f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, mechanism={self.mechanism_name}"]
+        parts += [f"num_kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
         parts += [f"{n}={size}" for n, size in (("kdim", self.kdim), ("vdim", self.vdim)) if size != self.embed_dim]
         parts += [f"dropout={self.dropout:g}"] if self.dropout else []
         parts += ["projection='shared'"] if self.shared else []
@@ -253,7 +280,7 @@ class MultiheadAttention(nn.Module):
     def _extra_keys_and_values(self) -> tuple[Tensor | None, Tensor | None]:
         """Softmax attention's extra keys and values [1, n, E]: the learned ones, then zeros."""
         if self.bias_k is None or self.bias_v is None:
-            zeros = self.out_proj.weight.new_zeros(1, 1, self.embed_dim) if self.add_zero_attn else None
+            zeros = self.out_proj.weight.new_zeros(1, 1, self.kv_dim) if self.add_zero_attn else None
             return zeros, zeros
         rows = int(self.add_zero_attn)
         return pad(self.bias_k, (0, 0, 0, rows)), pad(self.bias_v, (0, 0, 0, rows))
@@ -269,16 +296,17 @@ class MultiheadAttention(nn.Module):
 
     def weights_of(self, part: Literal["q", "k", "v"]) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of a projection."""
-        row = {"q": 0, "k": 0 if self.shared else 1, "v": 1 if self.shared else 2}[part] * self.embed_dim
-        bias = None if self.in_proj_bias is None else self.in_proj_bias[row : row + self.embed_dim]
+        E, kv = self.embed_dim, self.kv_dim
+        row, end = {"q": (0, E), "k": (0 if self.shared else E, E if self.shared else E + kv), "v": (-kv, None)}[part]
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[row:end]
         if self.in_proj_weight is not None:
-            return self.in_proj_weight[row : row + self.embed_dim], bias
+            return self.in_proj_weight[row:end], bias
         return getattr(self, f"{part}_proj_weight"), bias
 
     def project(
         self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, query_padding: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [N, L, E] of inputs [N, L, E]."""
+        """Queries [N, L, E], keys and values [N, L, num_kv_heads·head_dim] of inputs [N, L, E]."""
         if self.convolutions is None:
             if x is key and key is value and self.packed is not None:
                 q, k, v = linear(x, *self.packed).chunk(3, dim=-1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn.multihead import MultiheadAttention
-from ..ops import masks
+from ..ops import masks, shared_keys
 from ..ops.layer import separate
 from ..primal import Primal
 
@@ -29,7 +29,7 @@ class AttentionCall:
     number: int
     primal: Primal
     queries: Tensor  # [B, H, L, D]
-    keys: Tensor  # [B, H, S, D]; a learned or zero key stands after the tokens
+    keys: Tensor  # [B, H, S, D], those that a group of query heads shares once for each; a learned or zero key stands after the tokens
     values: Tensor  # [B, H, S, Dv]
     tokens: int  # keys that are tokens: S, less the learned and the zero key
     padding: Tensor | None  # [B, S], boolean or float
@@ -138,7 +138,12 @@ def _call(
             both = masks.beside_causal(p.mask, query_offset)
             p = p._replace(mask=both, is_causal=both is None)
     queries, keys, values, padding, mask, is_causal = separate.heads(p)
+    heads, kv_heads = queries.shape[1], keys.shape[1]
+    parameters = p.parameters
+    if kv_heads != heads:  # every query head is a regression of its own, on keys that its group shares
+        keys, values = (shared_keys.repeat(x, heads // kv_heads) for x in (keys, values))
+        parameters = shared_keys.repeat_learned(layer.primal, parameters, heads, kv_heads, layer.head_dim)
     return AttentionCall(
-        name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, p.parameters,
+        name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, parameters,
         p.query_padding, query_offset, layer.scale,
     )  # fmt: skip

@@ -47,12 +47,14 @@ def empty_heads(p: LayerProblem, heads: int, length: int) -> Tensor:
     return empty.requires_grad_(p.trains).transpose(1, 2)
 
 
-def attention_plan(p: LayerProblem, primal: Primal, heads: int, keys: int, impl: str) -> Plan:
+def attention_plan(
+    p: LayerProblem, primal: Primal, heads: int, keys: int, impl: str, kv_heads: int | None = None
+) -> Plan:
     """The plan for the attention of so many heads over so many keys, padded where the layer's are."""
     padding = p.padding
     if padding is not None and padding.shape[1] != keys:
         padding = torch.zeros(padding.shape[0], keys, dtype=padding.dtype, device=padding.device)
-    k = empty_heads(p, heads, keys)
+    k = empty_heads(p, heads if kv_heads is None else kv_heads, keys)
     return plan(
         empty_heads(p, heads, p.x.shape[1]), k, k, primal,
         key_padding_mask=padding, query_padding_mask=p.query_padding, attn_mask=p.mask, is_causal=p.is_causal,

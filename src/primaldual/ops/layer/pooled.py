@@ -62,8 +62,9 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     for scale, heads in groups:
         points, mask = _pool(p.key, p.padding, pooling, scale)
         value_points = points if p.value is p.key else _pool(p.value, p.padding, pooling, scale)[0]
+        shared = _shared(p, heads)
         out = attention(
-            pick(queries, 1, heads), _project(p, "k", points, heads), _project(p, "v", value_points, heads),
+            pick(queries, 1, heads), _project(p, "k", points, shared), _project(p, "v", value_points, shared),
             primal, key_padding_mask=mask, dropout_p=p.dropout_p, impl=p.executor, scale=p.layer.scale,
             parameters={n: pick(x, 0, heads) if n in per_head else x for n, x in p.parameters.items()},
         )  # fmt: skip
@@ -77,7 +78,7 @@ def estimate(p: LayerProblem) -> Estimate:
     tokens, dim, columns = p.key.shape[1], p.layer.head_dim, p.x.shape[2]
     groups = GroupHeadsByScale.groups(p.scales)
     parts = [(p.x.shape[1], columns)]
-    parts += [(p.primal.training_set.points(s, tokens), 2 * len(heads) * dim) for s, heads in groups]
+    parts += [(p.primal.training_set.points(s, tokens), 2 * len(_shared(p, heads)) * dim) for s, heads in groups]
     each = len(groups)
     projections = products(p, parts, 1 + 4 * each, 3 + 8 * each, passes=2.0 * each)
     return one_after_another(projections, *(estimate_of(plan) for plan in inner(p)))
@@ -86,7 +87,13 @@ def estimate(p: LayerProblem) -> Estimate:
 def _plan(p: LayerProblem, scale: int, heads: tuple[int, ...]) -> Plan:
     """The attention of the heads of one scale."""
     points = p.primal.training_set.points(scale, p.key.shape[1])
-    return attention_plan(p, _unpooled(p), len(heads), points, p.executor)
+    return attention_plan(p, _unpooled(p), len(heads), points, p.executor, len(_shared(p, heads)))
+
+
+def _shared(p: LayerProblem, heads: tuple[int, ...]) -> tuple[int, ...]:
+    """The key/value heads of query heads: of whole groups, since a group has one scale."""
+    each = p.layer.num_heads // p.layer.num_kv_heads
+    return tuple(head // each for head in heads[::each])
 
 
 def _unpooled(p: LayerProblem) -> Primal:
@@ -109,9 +116,9 @@ def _pool(x: Tensor, padding: Tensor | None, pooling: Pooled, scale: int) -> tup
 
 
 def _project(p: LayerProblem, part: Literal["k", "v"], x: Tensor, heads: tuple[int, ...]) -> Tensor:
-    """The projection of these heads alone: [N, W, E] to [N, heads, W, head_dim]."""
+    """The projection of these key/value heads alone: [N, W, E] to [N, heads, W, head_dim]."""
     weight, bias = p.layer.weights_of(part)
-    by_head = (p.layer.num_heads, p.layer.head_dim)
+    by_head = (p.layer.num_kv_heads, p.layer.head_dim)
     rows = pick(weight.unflatten(0, by_head), 0, heads).flatten(0, 1)
     if bias is not None:
         bias = pick(bias.unflatten(0, by_head), 0, heads).flatten()

@@ -22,6 +22,7 @@ class Layer(Protocol):
 
     primal: Primal
     num_heads: int
+    num_kv_heads: int
     head_dim: int
     impl: str
     scale: float | None
@@ -39,7 +40,7 @@ class Layer(Protocol):
     def project(
         self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, query_padding: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [N, L, E]."""
+        """Queries [N, L, E], keys and values [N, L, num_kv_heads·head_dim]."""
         ...
 
 

@@ -63,11 +63,11 @@ def heads(p: LayerProblem) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tenso
 
 def estimate(p: LayerProblem) -> Estimate:
     """Three products, one where they are packed, and the attention's own plan."""
-    (_, queries, columns), keys = p.x.shape, p.key.shape[1]
+    (_, queries, columns), keys, shared = p.x.shape, p.key.shape[1], p.layer.num_kv_heads * p.layer.head_dim
     if p.one_input and p.layer.packed is not None:
         projections = products(p, [(queries, 3 * columns)], 1, 4, JOINING_PASSES + BIAS_PASSES if p.trains else 0.0)
     else:
-        parts = [(queries, columns), (keys, columns), (keys, columns)]
+        parts = [(queries, columns), (keys, shared), (keys, shared)]
         projections = products(p, parts, 3, 9, BIAS_PASSES if p.trains else 0.0)
     return one_after_another(projections, estimate_of(_plan(p)))
 
@@ -75,7 +75,7 @@ def estimate(p: LayerProblem) -> Estimate:
 def _plan(p: LayerProblem) -> Plan:
     """The attention of all heads."""
     primal = replace(p.primal, residual=False, bias=False)
-    return attention_plan(p, primal, p.layer.num_heads, p.key.shape[1], p.executor)
+    return attention_plan(p, primal, p.layer.num_heads, p.key.shape[1], p.executor, p.layer.num_kv_heads)
 
 
 def _seen_by_all(p: LayerProblem) -> tuple[Tensor | None, Tensor | None, bool]:
