@@ -99,9 +99,9 @@ def test_pooled_groups_are_pooled_before_they_are_projected() -> None:
 
 
 def test_what_makes_no_groups_is_refused() -> None:
-    with pytest.raises(ValueError, match="a multiple .* got 4 query heads and 3 key/value heads"):
+    with pytest.raises(ValueError, match=r"a multiple .* got 4 query heads and 3 key/value heads"):
         MultiheadAttention(E, H, num_kv_heads=3)
-    with pytest.raises(ValueError, match="one projection of queries and keys.*num_kv_heads=2 and num_heads=4"):
+    with pytest.raises(ValueError, match=r"one projection of queries and keys.*num_kv_heads=2 and num_heads=4"):
         MultiheadAttention(E, H, num_kv_heads=2, projection="shared")
     with pytest.raises(ValueError, match="share key/value head 0, which is pooled once"):
         MultiheadAttention(E, H, num_kv_heads=2, mechanism=mechanism("sh", scales=(1, 2, 4, 4)))

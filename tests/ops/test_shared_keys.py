@@ -1,4 +1,4 @@
-"""Grouped queries: a group of query heads shares keys, values, points and statistics. The battery has every executor."""
+"""Grouped queries: query heads of a group share keys, values, points and statistics. The battery has the executors."""
 
 import pytest
 import torch
@@ -46,14 +46,12 @@ def test_scales_are_those_of_key_value_heads_or_of_query_heads_that_agree() -> N
     torch.testing.assert_close(attention(q, k, v, "sh"), attention(q, k, v, mechanism("sh", scales=(1, 1, 2))))
     with pytest.raises(ValueError, match=r"query heads 2 to 3 share key/value head 1.*\(2, 4\).*such as \(1, 2, 4\)"):
         attention(q, k, v, Primal(training_set=Pooled((1, 1, 2, 4, 4, 4))))
-    with pytest.raises(
-        ValueError, match="4 scales .* for 6 query heads in 3 groups; give one scale for each key/value"
-    ):
+    with pytest.raises(ValueError, match=r"4 scales .* for 6 query heads in 3 groups; give one scale for each"):
         attention(q, k, v, Primal(training_set=Sparse(Window(2), Pooled((1, 1, 2, 2)))))
 
 
 def test_numbers_of_heads_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match="must be a multiple .* got 6 query heads and 4 key/value heads"):
+    with pytest.raises(ValueError, match=r"must be a multiple .* got 6 query heads and 4 key/value heads"):
         attention(*tensors(4), "softmax")
 
 

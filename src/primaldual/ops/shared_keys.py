@@ -2,11 +2,12 @@
 
     out^h_i = Σ_{j∈S_g} κ(T q^h_i, T k^g_j) v^g_j / h(T q^h_i),   g = ⌊h / r⌋
 
-Where neither a query's place nor its head matters to its sum, the r heads of a group are one head with r times as many
-queries: nothing is repeated, keys are pooled, mapped and read once for a group, and their gradients come out summed.
-Otherwise (causal heads, patterns, masks for each query, numbers of each query head) keys and values are repeated for the
-heads of a group: B·S·(D + Dv) elements are read for every key/value head, and written for every query head, and the same
-the other way for their gradients. A single causal query that sees every key, a step of decoding, is of the first kind.
+Where neither a query's place nor its head matters to its sum, the r heads of a group are one head with r times as
+many queries: nothing is repeated, keys are pooled, mapped and read once for a group, and their gradients come out
+summed. Otherwise (causal heads, patterns, masks for each query, numbers of each query head) keys and values are
+repeated for the heads of a group: B·S·(D + Dv) elements are read for every key/value head and written for every query
+head, and the other way round for their gradients. A single causal query that sees every key, a step of decoding, is of
+the first kind.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class AttentionCall:
     number: int
     primal: Primal
     queries: Tensor  # [B, H, L, D]
-    keys: Tensor  # [B, H, S, D], those that a group of query heads shares once for each; a learned or zero key stands after the tokens
+    keys: Tensor  # [B, H, S, D], shared ones once for each query head; a learned or zero key stands after the tokens
     values: Tensor  # [B, H, S, Dv]
     tokens: int  # keys that are tokens: S, less the learned and the zero key
     padding: Tensor | None  # [B, S], boolean or float
