@@ -6,7 +6,7 @@ re-centring. A part of one's own then goes where its own methods are called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from ..primal import (
     AllKeys,
+    DepthwiseConv1d,
+    DepthwiseConv2d,
     EluPlusOne,
     Exponential,
     KernelSum,
@@ -26,7 +28,9 @@ from ..primal import (
     RandomFeatures,
     Recenter,
     Sparse,
+    Strided,
     TrainingSet,
+    Window,
 )
 from ..primal.features import FeatureMap
 from ..primal.patterns import Piece
@@ -138,6 +142,25 @@ def pieces_of(pattern: Pattern, length: int) -> tuple[Piece, ...] | None:
     order = type(pattern).__mro__
     says, keeps = (next(i for i, c in enumerate(order) if name in c.__dict__) for name in ("pieces", "allows"))
     return pattern.pieces(length) if says <= keeps else None
+
+
+def places_of(primal: Primal, scales: Sequence[int], is_causal: bool) -> Literal["none", "keys", "queries"]:
+    """What is counted from the first token of a sequence on: nothing; keys, into windows; or queries beside them.
+
+    What depends on the distance of two tokens alone is not counted, and the patches of a grid stay where they are.
+    """
+    form, pooled = form_of(primal), pooling_of(primal.training_set)
+    maps = primal.token_maps
+    if (pooled is not None and pooled.grid is not None) or any(type(map_) is DepthwiseConv2d for map_ in maps):
+        return "none"
+    ranked = pooled is not None and pooled.how == "kmeans" and not pooled.prefix  # clusters count valid keys
+    windows = form.points == "own" or (form.points != "tokens" and max(scales) > 1 and not ranked)
+    by_distance = form.subset == "all" or (not windows and type(pattern_of(primal.training_set)) in (Strided, Window))
+    if not by_distance or any(type(map_) is not DepthwiseConv1d for map_ in maps):
+        return "queries"
+    if not windows:
+        return "none"
+    return "queries" if is_causal else "keys"
 
 
 def is_affine(map_: PointMap) -> bool:

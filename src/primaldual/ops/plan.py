@@ -16,7 +16,6 @@ from ..kernels.launching import captured
 from . import block_sparse, dense, linear, mixed, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Sizes, estimate, sizes_of
 from .problem import Problem, UnsupportedError
-from .shared_keys import unfold
 
 EXECUTORS: dict[str, ModuleType] = {
     "linear": linear,
@@ -168,9 +167,7 @@ def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
 def run(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
     """The same of a problem to which the expansion of its plan is bound."""
     out, weights = _no_queries(problem) if problem.q.shape[2] == 0 else EXECUTORS[impl].run(problem)
-    if problem.group > 1:
-        out, weights = (x if x is None else unfold(x, problem.group) for x in (out, weights))
-    return out, weights
+    return problem.given_back(out, weights)
 
 
 def _no_queries(p: Problem) -> tuple[Tensor, Tensor | None]:

@@ -14,12 +14,13 @@ from torch.nn.functional import pad
 
 from ..base.suggestions import did_you_mean
 from ..dual import Expansion, Rewrite, RowConstantsCancel
-from ..dual.form import pooling_of
+from ..dual.form import form_of, pooling_of
 from ..kernels.kept import on_device
 from ..primal import PointMap, Primal, TrainingSet
 from ..primal.features import FeatureMap, Parameters
 from ..primal.shared_keys import check_groups, of_queries
 from . import checks, masks, shared_keys
+from .places import Start, start_of
 
 
 class UnsupportedError(ValueError):
@@ -55,7 +56,16 @@ class Problem:
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D
     group: int = 1  # query heads whose queries each head holds, one head's after the other's
-    copied: int = 0  # bytes that were moved to bring groups of query heads into this form
+    start: Start | None = None  # how rows were rolled, so that all begin with their first valid token
+    copied: int = 0  # bytes that were moved to bring rows, and groups of query heads, into this form
+
+    def given_back(self, out: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Outputs and weights as the caller's queries and keys stand."""
+        if self.group > 1:
+            out, weights = (x if x is None else shared_keys.unfold(x, self.group) for x in (out, weights))  # type: ignore[assignment]
+        if self.start is not None:
+            out, weights = self.start.back(out), None if weights is None else self.start.weights_back(weights)
+        return out, weights
 
     @property
     def primal(self) -> Primal:
@@ -197,6 +207,18 @@ def state(
         _check_added(primal.training_set, scales, S)
     if key_hidden is not None:
         k, v = (x.masked_fill(key_hidden.unsqueeze(-1), 0.0) for x in (k, v))
+        if is_causal and L == 1 and form_of(primal).subset == "all" and attn_hidden is None:
+            # a single query sees all keys up to its own, and the last window is then the running one
+            key_hidden, is_causal = key_hidden | (torch.arange(S, device=k.device) > query_offset), False
+    start = None
+    if key_hidden is not None:
+        start = start_of(primal, scales, key_hidden.squeeze(1), is_causal, L, query_offset)
+    if start is not None:
+        k, v, key_hidden = (start.of_keys(x, 2) for x in (k, v, key_hidden))
+        key_bias = None if key_bias is None else start.of_keys(key_bias, 2)
+        q, query_hidden = start.of_queries(q, 2), None if query_hidden is None else start.of_queries(query_hidden, 2)
+        attn_hidden, attn_bias = (m if m is None else start.of_pairs(m) for m in (attn_hidden, attn_bias))
+        query_offset = query_offset if start.queries is None else 0
     if primal.token_maps and query_hidden is not None:
         q = q.masked_fill(query_hidden.unsqueeze(-1), 0.0)
     for map_ in primal.token_maps:
@@ -205,7 +227,8 @@ def state(
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     stated = Problem(
         Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
-        need_weights, query_offset=query_offset, score_scale=scale,
+        need_weights, query_offset=query_offset, score_scale=scale, start=start,
+        copied=0 if start is None else start.copied(q, k, v),
     )  # fmt: skip
     return stated if kv_heads == H else shared_keys.with_as_many_heads(stated, kv_heads)
 

@@ -94,7 +94,9 @@ def _same_for_heads(map_: PointMap) -> bool:
 def _folded(p: Problem, kv_heads: int) -> Problem:
     heads, queries = p.q.shape[1:3]
     primal = replace(p.primal, training_set=of_keys(p.primal.training_set, heads, kv_heads))
-    copied = 0 if p.q.stride(1) == queries * p.q.stride(2) else 2 * p.q.numel() * p.q.dtype.itemsize
+    copied = p.copied
+    if p.q.stride(1) != queries * p.q.stride(2):
+        copied += 2 * p.q.numel() * p.q.dtype.itemsize
     return replace(
         p, expansion=Expansion(primal), q=fold(p.q, kv_heads), group=heads // kv_heads, copied=copied
     )  # fmt: skip
@@ -105,7 +107,8 @@ def _repeated(p: Problem, kv_heads: int) -> Problem:
     each = heads // kv_heads
     primal = replace(p.primal, training_set=of_queries(p.primal.training_set, heads, kv_heads))
     k, v = (repeat(x, each) for x in (p.k, p.v))
+    copied = p.copied + (1 + each) * (p.k.numel() + p.v.numel()) * p.k.dtype.itemsize
     return replace(
-        p, expansion=Expansion(primal), k=k, v=v, copied=(1 + each) * (p.k.numel() + p.v.numel()) * p.k.dtype.itemsize,
+        p, expansion=Expansion(primal), k=k, v=v, copied=copied,
         parameters=repeat_learned(p.primal, p.parameters, heads, kv_heads, p.q.shape[3]),
     )  # fmt: skip

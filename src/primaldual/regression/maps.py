@@ -44,6 +44,8 @@ def blocks(call: AttentionCall, cases: slice, pooling: Pooling) -> Iterator[Bloc
         valid = valid if hidden is None else ~hidden[:, 0]
     executor = choose(problem).impl
     rows = max(1, AT_ONCE // max(1, problem.q.shape[0] * problem.q.shape[1] * keys))
+    if problem.start is not None and problem.start.queries is not None:  # they stand elsewhere in every row
+        rows = max(1, queries)
     device = problem.q.device.type
     # under autocast scores would be rounded
     exact = torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
@@ -84,6 +86,8 @@ def _problem(call: AttentionCall, cases: slice, pooling: Pooling) -> Problem:
 
 def _of_queries(p: Problem, first: int, end: int) -> Problem:
     """The same for some of the queries, in their places."""
+    if p.start is not None and p.start.queries is not None:  # that are all
+        return p
     hidden, bias = (None if m is None else m[:, :, first:end] for m in (p.attn_hidden, p.attn_bias))
     return replace(
         p, q=p.q[:, :, first:end], attn_hidden=hidden, attn_bias=bias, query_offset=p.query_offset + first

@@ -19,6 +19,7 @@ from ...dual.form import pooling_of
 from ...primal import AllKeys, Pooled, Primal
 from .._attention import attention
 from ..estimates import Estimate
+from ..places import start_of
 from ..plan import Plan
 from ..pooling import pool_tokens
 from ..problem import in_order, pick, require
@@ -54,7 +55,7 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     require(expansion, PoolBeforeProjection)
     pooling = pooling_of(p.primal.training_set)
     assert pooling is not None
-    primal = _unpooled(p)
+    p, primal = _from_first_token(p), _unpooled(p)
     per_head = {name for map_ in primal.inputs for name in map_.per_head}
     queries = p.split(linear(p.x, *p.layer.weights_of("q")))
     groups = expansion.calls(p.layer.num_heads)
@@ -94,6 +95,18 @@ def _shared(p: LayerProblem, heads: tuple[int, ...]) -> tuple[int, ...]:
     """The key/value heads of query heads: of whole groups, since a group has one scale."""
     each = p.layer.num_heads // p.layer.num_kv_heads
     return tuple(head // each for head in heads[::each])
+
+
+def _from_first_token(p: LayerProblem) -> LayerProblem:
+    """The same with keys and values in rows that begin with their first valid token, as windows count."""
+    if p.padding is None:
+        return p
+    hidden = p.padding if p.padding.dtype == torch.bool else p.padding == -torch.inf
+    if (start := start_of(p.primal, p.scales, hidden)) is None:
+        return p
+    key = start.of_keys(p.key, 1)
+    value = key if p.value is p.key else start.of_keys(p.value, 1)
+    return p._replace(key=key, value=value, padding=start.of_keys(p.padding, 1))
 
 
 def _unpooled(p: LayerProblem) -> Primal:
