@@ -278,3 +278,12 @@ def test_under_autocast_only_the_projections_are_rounded(loss: str, dtype: torch
     # the projections' roundings, which the solution may magnify by its condition, C = 1
     assert (rough.float() - exact).norm() < 8 * torch.finfo(dtype).eps * exact.norm()
     assert (rough_weights.float() - weights).abs().max() < 8 * torch.finfo(dtype).eps
+
+
+def test_windows_count_from_the_first_token_of_a_left_padded_row():
+    layer, x = make("squared", "sh"), inputs(9)
+    hidden = torch.arange(9) < torch.tensor([[3], [0]])
+    output, weights = layer(x, x, x, key_padding_mask=hidden)
+    expected, of_tokens = layer(*(x[:1, 3:],) * 3)
+    torch.testing.assert_close(output[:1, 3:], expected)
+    torch.testing.assert_close(weights[:1, 3:, 3:], of_tokens)

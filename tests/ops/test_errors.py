@@ -15,7 +15,7 @@ mask = torch.zeros(2, 6, dtype=torch.bool)
     ("call", "kind", "says"),
     [
         (lambda: attention(q[0], q, q, "bn"), ValueError, r"q must be \[batch, heads, length, head_dim\].*\(8, 6, 4\)"),
-        (lambda: attention(q, q[:, :4], q, "bn"), ValueError, r"agree in batch and heads.*k \(2, 4, 6, 4\)"),
+        (lambda: attention(q, q[:, :4], q, "bn"), ValueError, r"k and v in length and heads.*k \(2, 4, 6, 4\)"),
         (lambda: attention(q, q[..., :2], q, "bn"), ValueError, r"q and k in head_dim"),
         (lambda: attention(q, q, q[:, :, :3], "bn"), ValueError, r"k and v in length"),
         (lambda: attention(q, q, q.double(), "bn"), ValueError, r"share dtype.*float64"),

@@ -8,7 +8,7 @@ import torch
 
 from primaldual import Primal, attention, mechanism
 from primaldual.dual import form_of
-from primaldual.primal import AllKeys, EluPlusOne, Taylor, Unit
+from primaldual.primal import AllKeys, EluPlusOne, Fixed, Taylor, Unit
 from primaldual.regression import KernelError, NotConvergedWarning, PerQueryError, certify, fit, recover
 from primaldual.svr import fit as module
 from primaldual.svr.design import design
@@ -404,3 +404,15 @@ def test_a_head_whose_queries_have_sets_of_their_own_is_a_regression_per_query_a
     out = attention(keys, keys, solved.values, primal, impl="reference")
     torch.testing.assert_close(solved.predict(keys)[:, :, 3], out[:, :, 3])
     assert certify(primal).queries
+
+
+@pytest.mark.parametrize("name", ["sh", "sparse-fixed"])
+def test_a_regression_of_left_padded_keys_is_that_of_the_sequence_alone(name: str) -> None:
+    primal = mechanism("sh") if name == "sh" else mechanism("sparse", pattern=Fixed(4, 1))
+    query = None if name == "sh" else 11
+    keys, values = torch.randn(1, 4, 14, 3, dtype=torch.float64), torch.randn(1, 4, 14, 2, dtype=torch.float64)
+    hidden = torch.arange(14)[None] < 5
+    padded = recover(primal, keys, values, epsilon=0.0, key_padding_mask=hidden, query=query)
+    alone = recover(primal, keys[:, :, 5:], values[:, :, 5:], epsilon=0.0, query=query and query - 5)
+    torch.testing.assert_close(padded.targets[:, :, 5:], alone.targets)
+    torch.testing.assert_close(padded.log_C, alone.log_C)

@@ -66,9 +66,13 @@ class Start:
             x = x.masked_fill(before[:, None, :, None], 0.0)
         return x[:, :, self.offset :] if self.offset else x
 
+    def keys_back(self, x: Tensor, dim: int) -> Tensor:
+        """What belongs to the keys of rolled rows along `dim`, in their places."""
+        return _rolled(x, -self.first, dim)
+
     def weights_back(self, x: Tensor) -> Tensor:
         """Weights [B, H, L, S] over keys in their places."""
-        return _rolled(self.back(x), -self.first, 3)
+        return self.keys_back(self.back(x), 3)
 
 
 def start_of(
@@ -96,6 +100,6 @@ def _rolled(x: Tensor, by: Tensor, dim: int) -> Tensor:
     """Along `dim` of each row, what stood at i + by_b comes to i, around the end."""
     size = x.shape[dim]
     index = (torch.arange(size, device=x.device) + by) % max(size, 1)  # [B, size]
-    index = index.view(-1, *(size if n == dim else 1 for n in range(1, x.dim())))
+    index = index.view(index.shape[0], *(size if n == dim else 1 for n in range(1, x.dim())))
     rows = torch.broadcast_shapes(index.shape[:1], x.shape[:1])
     return x.expand(*rows, *x.shape[1:]).gather(dim, index.expand(*rows, *x.shape[1:]))

@@ -259,7 +259,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} must be [batch, heads, length, head_dim], got shape {tuple(x.shape)}")
     if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or k.shape[:3] != v.shape[:3]:
         raise ValueError(
-            "q, k and v must agree in batch, q and k in head_dim, k and v in heads and length; got "
+            "q, k and v must agree in batch, q and k in head_dim, k and v in length and heads; got "
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
     if q.shape[1] != k.shape[1]:

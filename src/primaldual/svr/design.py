@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..dual import GroupHeadsByScale, form_of
+from ..ops.places import start_of
 from ..ops.statistics import moments
 from ..primal import AllKeys, Exponential, Primal, TrainingSet
 
@@ -30,7 +31,7 @@ class Design:
     """
 
     primal: Primal  # over the points themselves: token maps and pooling are done
-    keys: Tensor  # [B, H, W, D], before T's point maps
+    keys: Tensor  # [B, H, W, D], before T's point maps; the first is that of a row's first token, where windows count
     targets: Tensor  # [B, H, W, Dv]
     seen: Tensor  # bool [B, H, W]: the points that exist, over which T's statistics are taken
     visible: Tensor  # bool [B, H, W]: those of the training set; fewer where a query has its own
@@ -110,11 +111,21 @@ def design(
     if is_causal:
         assert query is not None
         tokens = exists & (torch.arange(N, device=keys.device) <= query)
+    scales = primal.training_set.head_scales(H)
+    start = None if key_padding_mask is None else start_of(primal, scales, ~exists, is_causal)
+    place = torch.full((B,), query or 0, device=keys.device)  # of the query, in the rows of the points
     hidden = ~exists[:, None, :, None]
     keys, targets = keys.masked_fill(hidden, 0.0), targets.masked_fill(hidden, 0.0)
+    if start is not None:  # as in `attention`
+        keys, targets, hidden = (start.of_keys(x, 2) for x in (keys, targets, hidden))
+        tokens, place = start.of_keys(tokens, 1), (place - start.first[:, 0]) % N
     for map_ in primal.token_maps:
         keys = map_.tokens(keys, given).masked_fill(hidden, 0.0)
-    points, values, seen, visible, owner, shares = _pool(primal, keys, targets, tokens, query, given)
+    points, values, seen, visible, owner, shares = _pool(
+        primal, keys, targets, tokens, None if query is None else place, given
+    )
+    if start is not None:
+        owner, shares = start.keys_back(owner, 2), None if shares is None else start.keys_back(shares, 3)
     inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
     return _with_kernel(inner, points, values, seen, visible, owner, shares, given)
 
@@ -153,8 +164,9 @@ def are_means(shares: Tensor) -> bool:
 
 
 def _pool(
-    primal: Primal, keys: Tensor, targets: Tensor, tokens: Tensor, query: int | None, parameters: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    primal: Primal, keys: Tensor, targets: Tensor, tokens: Tensor, query: Tensor | None,
+    parameters: Mapping[str, Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Points of every head, padded to the longest; which exist; which the query's set holds; `owner` and `shares`."""
     B, H, N, D = keys.shape
     scales = primal.training_set.head_scales(H)
@@ -174,7 +186,7 @@ def _pool(
         values[:, index, :count] = reduced.values.squeeze(2)
         seen[:, index, :count] = reduced.seen.squeeze(2).expand(B, len(heads), -1)
         subset = primal.training_set.visible(scale, N, N, keys.device)
-        visible[:, index, :count] = True if subset is None or query is None else subset[query]
+        visible[:, index, :count] = True if subset is None or query is None else subset[query][:, None]
         place = primal.training_set.coordinate(torch.arange(N, device=keys.device), scale, N)
         share = one_hot(place, count).T.to(keys.dtype) if reduced.share is None else reduced.share.squeeze(2)
         owner[:, index] = share.argmax(-2)
