@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ops.test_query_offset import CAUSAL
 from primaldual import MultiheadAttention, Primal, attention, mechanism
 from primaldual.dual.form import places_of
 from primaldual.ops import UnsupportedError, places, plan
 from primaldual.primal import DepthwiseConv1d, Fixed, Pooled, TokenMap
-from ops.test_query_offset import CAUSAL
 from support.battery import FAST, HEADS, PRIMALS, parameters
 
 LENGTHS, WIDTH = (7, 4, 12), 12  # rows hold so many tokens, of so many
@@ -58,7 +58,9 @@ def test_a_sequence_alone_and_in_a_left_padded_batch_give_the_same(name: str, ca
         for row, length in enumerate(LENGTHS):
             for what, found, truth in zip("oqkv", (out, *gradients), expected[row], strict=True):
                 kept = found[row : row + 1, :, WIDTH - length :]
-                torch.testing.assert_close(kept, truth, rtol=0, atol=EXACT, msg=lambda s, i=impl, w=what: f"{i} {w} {s}")
+                torch.testing.assert_close(
+                    kept, truth, rtol=0, atol=EXACT, msg=lambda s, i=impl, w=what: f"{i} {w} {s}"
+                )
         for gradient in gradients:
             assert not gradient.masked_fill(shown, 0.0).any()
 

@@ -198,7 +198,8 @@ class MultiheadAttention(nn.Module):
 
         Args:
             query, key, value: inputs, before the projections.
-            key_padding_mask: [N, S]; True or −inf hides, other floats are added to the scores.
+            key_padding_mask: [N, S]; True or −inf hides, other floats are added to the scores. What counts tokens does
+                so from the first valid one of each row, as in `primaldual.attention`.
             need_weights: also return the weights: a matrix for every head, where outputs alone need none.
             attn_mask: [L, S] or [N·heads, L, S].
             average_attn_weights: [N, L, S] instead of [N, heads, L, S].

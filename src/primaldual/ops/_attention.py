@@ -42,7 +42,10 @@ def attention(
             one training set, and so have one scale. Scales are given for the key/value heads, or for the query heads.
         v: values [batch, kv_heads, keys, value_dim].
         primal: the primal layer, or a mechanism's name.
-        key_padding_mask: [batch, keys].
+        key_padding_mask: [batch, keys]. A row's sequence begins with the first token that it leaves: windows, prefixes,
+            patterns and token maps of one's own count from there, so that a sequence alone and in a left-padded batch
+            give the same. What is hidden further inside moves nothing, and nor do patches of a grid. A query before
+            the first token of its row sees no key of a pattern.
         query_padding_mask: [batch, length]; matters to convolutions alone.
         attn_mask: [length, keys] or [batch or 1, heads or 1, length, keys]. What it hides from a query, by
             True or −inf, takes no part in that query's statistics either; a key with −10⁹ on its score does. Heads

@@ -210,15 +210,15 @@ def state(
         if is_causal and L == 1 and form_of(primal).subset == "all" and attn_hidden is None:
             # a single query sees all keys up to its own, and the last window is then the running one
             key_hidden, is_causal = key_hidden | (torch.arange(S, device=k.device) > query_offset), False
-    start = None
+    first = None
     if key_hidden is not None:
-        start = start_of(primal, scales, key_hidden.squeeze(1), is_causal, L, query_offset)
-    if start is not None:
-        k, v, key_hidden = (start.of_keys(x, 2) for x in (k, v, key_hidden))
-        key_bias = None if key_bias is None else start.of_keys(key_bias, 2)
-        q, query_hidden = start.of_queries(q, 2), None if query_hidden is None else start.of_queries(query_hidden, 2)
-        attn_hidden, attn_bias = (m if m is None else start.of_pairs(m) for m in (attn_hidden, attn_bias))
-        query_offset = query_offset if start.queries is None else 0
+        first = start_of(primal, scales, key_hidden.squeeze(1), is_causal, L, query_offset)
+    if first is not None:
+        k, v, q = first.of_keys(k, 2), first.of_keys(v, 2), first.of_queries(q, 2)
+        key_hidden, key_bias = (x if x is None else first.of_keys(x, 2) for x in (key_hidden, key_bias))
+        query_hidden = None if query_hidden is None else first.of_queries(query_hidden, 2)
+        attn_hidden, attn_bias = (m if m is None else first.of_pairs(m) for m in (attn_hidden, attn_bias))
+        query_offset = query_offset if first.queries is None else 0
     if primal.token_maps and query_hidden is not None:
         q = q.masked_fill(query_hidden.unsqueeze(-1), 0.0)
     for map_ in primal.token_maps:
@@ -227,8 +227,8 @@ def state(
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     stated = Problem(
         Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
-        need_weights, query_offset=query_offset, score_scale=scale, start=start,
-        copied=0 if start is None else start.copied(q, k, v),
+        need_weights, query_offset=query_offset, score_scale=scale, start=first,
+        copied=0 if first is None else first.copied(q, k, v),
     )  # fmt: skip
     return stated if kv_heads == H else shared_keys.with_as_many_heads(stated, kv_heads)
 

@@ -112,20 +112,20 @@ def design(
         assert query is not None
         tokens = exists & (torch.arange(N, device=keys.device) <= query)
     scales = primal.training_set.head_scales(H)
-    start = None if key_padding_mask is None else start_of(primal, scales, ~exists, is_causal)
+    first = None if key_padding_mask is None else start_of(primal, scales, ~exists, is_causal)
     place = torch.full((B,), query or 0, device=keys.device)  # of the query, in the rows of the points
     hidden = ~exists[:, None, :, None]
     keys, targets = keys.masked_fill(hidden, 0.0), targets.masked_fill(hidden, 0.0)
-    if start is not None:  # as in `attention`
-        keys, targets, hidden = (start.of_keys(x, 2) for x in (keys, targets, hidden))
-        tokens, place = start.of_keys(tokens, 1), (place - start.first[:, 0]) % N
+    if first is not None:  # as in `attention`
+        keys, targets, hidden = (first.of_keys(x, 2) for x in (keys, targets, hidden))
+        tokens, place = first.of_keys(tokens, 1), (place - first.first[:, 0]) % N
     for map_ in primal.token_maps:
         keys = map_.tokens(keys, given).masked_fill(hidden, 0.0)
     points, values, seen, visible, owner, shares = _pool(
         primal, keys, targets, tokens, None if query is None else place, given
     )
-    if start is not None:
-        owner, shares = start.keys_back(owner, 2), None if shares is None else start.keys_back(shares, 3)
+    if first is not None:
+        owner, shares = first.keys_back(owner, 2), None if shares is None else first.keys_back(shares, 3)
     inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
     return _with_kernel(inner, points, values, seen, visible, owner, shares, given)
 
