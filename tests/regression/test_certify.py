@@ -56,6 +56,23 @@ def test_certifies_in_the_corners(name, given):
     assert found.ok, found.failed
 
 
+GROUPED = {
+    "bn, learned": mechanism("bn+sh", learnable=True),
+    "conv": mechanism("sh", how="conv"),
+    "linear": mechanism("linear-bn+sh"),
+    "sparse": mechanism("sparse-sh", stride=3),
+}
+
+
+@pytest.mark.parametrize("primal", GROUPED.values(), ids=GROUPED)
+def test_a_group_of_heads_asks_one_regression(primal):
+    found = certify(primal, num_kv_heads=2, length=12)
+    assert found.ok, found.failed
+    assert "2 regressions, each asked by a group of 2 heads" in found.notes
+    with pytest.raises(ValueError, match="got 4 query heads and 3 key/value heads"):
+        certify(primal, num_kv_heads=3)
+
+
 def test_conv_pooling_has_its_attention_certified_and_its_recovery_skipped():
     found = certify(mechanism("sh", how="conv"))
     said = statuses(found)

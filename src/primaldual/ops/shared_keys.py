@@ -20,8 +20,19 @@ import torch
 from torch import Tensor
 
 from ..dual import Expansion, form_of
-from ..dual.form import kernel_of
-from ..primal import BatchNorm, KernelSum, PointMap, Primal, Recenter, RmsNorm, Taylor, Unit
+from ..primal import (
+    BatchNorm,
+    EluPlusOne,
+    Exponential,
+    KernelSum,
+    PointMap,
+    Primal,
+    RandomFeatures,
+    Recenter,
+    RmsNorm,
+    Taylor,
+    Unit,
+)
 from ..primal.shared_keys import of_keys, of_queries
 
 if TYPE_CHECKING:
@@ -55,7 +66,13 @@ def repeat_learned(
 ) -> dict[str, Tensor]:
     """What the training set learns for each key/value head, for each query head."""
     keys, queries = (of(primal.training_set, heads, kv_heads) for of in (of_keys, of_queries))
-    few, many = keys.learned(kv_heads, head_dim), queries.learned(heads, head_dim)
+    return written_out(parameters, keys.learned(kv_heads, head_dim), queries.learned(heads, head_dim))
+
+
+def written_out(
+    parameters: Mapping[str, Tensor], few: Mapping[str, Tensor], many: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What has the shapes of `few`, those of some heads, with those of `many`: each head's for all of its group."""
     found = dict(parameters)
     for name in few.keys() & found.keys():
         for dim, (one, all_) in enumerate(zip(few[name].shape, many[name].shape, strict=True)):
@@ -71,10 +88,10 @@ def _refusal(p: Problem, kv_heads: int) -> str | None:
         return "each query has its own keys"
     if form.subset != "all" or form.points == "own":
         return "points may depend on places of queries"
-    if type(primal.normalizer) not in (KernelSum, Unit) or any(getattr(primal, n) != x for n, x in _UNKNOWN.items()):
+    if primal.normalizer not in _NORMALIZERS or any(getattr(primal, n) != x for n, x in _UNKNOWN.items()):
         return "it says more than is known here"
-    if kernel_of(primal.features) == "other" and type(primal.features) is not Taylor:
-        return "features of one's own may depend on the head"
+    if type(primal.features) not in _FEATURES:
+        return "features may depend on the head"
     if any(not _same_for_heads(map_) for map_ in primal.point_maps):
         return "input maps may depend on the head"
     if not p.parameters.keys() <= {*primal.learned(p.q.shape[1], p.q.shape[3], kv_heads), *primal.features.fixed}:
@@ -82,6 +99,7 @@ def _refusal(p: Problem, kv_heads: int) -> str | None:
     return None
 
 
+_FEATURES, _NORMALIZERS = (Exponential, EluPlusOne, RandomFeatures, Taylor), (KernelSum(), Unit())
 _KNOWN = {"features", "normalizer", "inputs", "training_set", "bias", "residual"}
 _UNKNOWN = {f.name: getattr(Primal(), f.name) for f in fields(Primal) if f.name not in _KNOWN}
 """What else a primal may say, and what it says where it says nothing."""

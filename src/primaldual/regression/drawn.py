@@ -16,7 +16,10 @@ LENGTH = 24
 
 
 class Drawn(NamedTuple):
-    """A problem: keys, queries [1, H, N, D], targets and values [1, H, N, Dv], and what the mechanism learns."""
+    """A problem: keys [1, H, N, D], queries [1, r·H, N, D], targets and values [1, H, N, Dv], and what is learned.
+
+    A group of r query heads shares a head of keys, and asks one regression.
+    """
 
     primal: Primal
     keys: Tensor
@@ -46,13 +49,13 @@ def fitting_length(primal: Primal, length: int) -> int:
     return length
 
 
-def draw(primal: Primal, length: int, head_dim: int, heads: int, outputs: int, seed: int) -> Drawn:
+def draw(primal: Primal, length: int, head_dim: int, heads: int, outputs: int, seed: int, group: int = 1) -> Drawn:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    keys, queries = normal(1, heads, length, head_dim), normal(1, heads, length, head_dim)
+    keys, queries = normal(1, heads, length, head_dim), normal(1, group * heads, length, head_dim)
     targets, values = normal(1, heads, length, outputs), normal(1, heads, length, outputs)
     # away from the start, where convolutions are the identity
     learned = {name: x.double() + 0.3 * normal(*x.shape) for name, x in primal.learned(heads, head_dim).items()}
