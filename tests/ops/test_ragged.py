@@ -80,6 +80,25 @@ def test_every_causal_form_equals_the_reference(name: str) -> None:
 
 @on_cpu
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("hidden", [0, 6], ids=["", "left-padded"])
+def test_groups_of_query_heads_share_keys(is_causal: bool, hidden: int) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors((19, 19, 8, 8)))
+    shared = [x[:, :2].detach().clone().requires_grad_() for x in (k, v)]
+    masks = {"key_padding_mask": torch.arange(19)[None] < hidden} if hidden else {}
+    given = {"primal": mechanism("bn+sh", scales=(1, 4)), "is_causal": is_causal} | masks
+    found = attention(q, *shared, **given, impl="ragged")
+    wide = [x.detach().double().requires_grad_() for x in (q, *shared)]
+    truth = attention(*wide, **given, impl="reference")
+    up = torch.randn_like(found)
+    for mine, expected in zip(
+        (found, *torch.autograd.grad(found, (q, *shared), up)),
+        (truth, *torch.autograd.grad(truth, wide, up.double())), strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(mine.double(), expected, rtol=0, atol=1e-5)
+
+
+@on_cpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("name", ["softmax", "sh-uneven", "bn-learned"])
 def test_a_bias_on_keys_and_unequal_lengths(name: str, is_causal: bool) -> None:
     for shape, dtype in (((9, 21, 8, 8), torch.float32), ((21, 9, 8, 8), torch.float16)):
