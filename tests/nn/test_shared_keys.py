@@ -160,6 +160,11 @@ def test_heads_of_a_group_that_differ_are_not_taken_for_one() -> None:
     assert all(torch.equal(x, kept[name]) for name, x in state.items())
 
 
+def test_a_state_dict_of_another_width_is_torchs_error_with_the_sizes_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match=r"in_proj_weight: copying a param with shape torch.Size\(\[24, 8\]\)"):
+        loaded(nn.MultiheadAttention(8, H).state_dict())
+
+
 def test_an_encoder_layer_has_groups_inside_torchs_encoder_and_its_state_dict() -> None:
     layer = TransformerEncoderLayer(E, H, 32, batch_first=True, num_kv_heads=1, mechanism="bn+sh")
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()

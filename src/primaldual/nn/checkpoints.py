@@ -39,8 +39,9 @@ def load_projections(layer: Projections, state: dict[str, Any], prefix: str, err
     if _its_own(layer, state, prefix):
         return
     weights = _read(layer, state, prefix, "weight")
-    biases = _read(layer, state, prefix, "bias")
-    for kind, found in (("weight", weights), ("bias", biases)):
+    if not weights or weights["q"].shape != (layer.embed_dim, layer.embed_dim):
+        return
+    for kind, found in (("weight", weights), ("bias", _read(layer, state, prefix, "bias"))):
         if not found:
             continue
         for name in _names(prefix, kind):

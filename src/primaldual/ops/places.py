@@ -30,7 +30,6 @@ class Start:
     """
 
     first: Tensor  # [B, 1]
-    keys: int
     queries: int | None = None
     offset: int = 0
     hides: bool = False  # whether a query before its row's first token sees no key
@@ -84,9 +83,9 @@ def start_of(
         return None
     first = (~hidden).int().argmax(-1, keepdim=True)
     if matter == "keys":
-        return Start(first, hidden.shape[-1])
+        return Start(first)
     hides = is_causal or form_of(primal).subset != "all"
-    return Start(first, hidden.shape[-1], offset + queries, offset, hides)
+    return Start(first, offset + queries, offset, hides)
 
 
 def _may_move(hidden: Tensor) -> bool:
