@@ -218,7 +218,8 @@ def state(
         key_hidden, key_bias = (x if x is None else first.of_keys(x, 2) for x in (key_hidden, key_bias))
         query_hidden = None if query_hidden is None else first.of_queries(query_hidden, 2)
         attn_hidden, attn_bias = (m if m is None else first.of_pairs(m) for m in (attn_hidden, attn_bias))
-        query_offset = query_offset if first.queries is None else 0
+        if first.queries is not None:
+            L, query_offset = q.shape[2], 0
     if primal.token_maps and query_hidden is not None:
         q = q.masked_fill(query_hidden.unsqueeze(-1), 0.0)
     for map_ in primal.token_maps:
