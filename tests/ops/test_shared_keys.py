@@ -1,5 +1,7 @@
 """Grouped queries: query heads of a group share keys, values, points and statistics. The battery has the executors."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from primaldual import Primal, attention, mechanism
 from primaldual.ops import plan
 from primaldual.ops.problem import state
-from primaldual.primal import Pooled, Recenter, Sparse, TrainingSet, Window
+from primaldual.primal import Pooled, Recenter, Sparse, TokenMap, TrainingSet, Window
 from support.battery import HEADS, outputs_and_gradients, relative_error, repeated
 
 
@@ -70,6 +72,21 @@ def test_what_is_learned_for_each_query_head_may_differ_within_a_group() -> None
     given, _ = repeated(q, k, v, primal, {})
     expected = attention(*given, parameters={"beta": beta}, impl="reference")
     torch.testing.assert_close(attention(q, k, v, primal, parameters={"beta": beta}), expected)
+
+
+def test_maps_of_tokens_learn_for_key_value_heads_and_act_on_the_queries_of_a_group_alike() -> None:
+    class Stretch(TokenMap):
+        def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
+            return {"stretch": torch.ones(heads, 1, head_dim)}
+
+        def tokens(self, x: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+            return x * parameters["stretch"]
+
+    (q, k, v), primal = tensors(3), Primal(inputs=(Stretch(),), training_set=Pooled((1, 2, 2)))
+    stretch = 1 + torch.rand(3, 1, 4, dtype=torch.float64)
+    found = attention(q, k, v, primal, parameters={"stretch": stretch})
+    expected = attention(q * stretch.repeat_interleave(2, 0), k * stretch, v, mechanism("sh", scales=(1, 2, 2)))
+    torch.testing.assert_close(found, expected)
 
 
 def test_pooling_kernels_are_learned_for_key_value_heads() -> None:

@@ -59,7 +59,7 @@ def attention(
             assertion that runs with it.
         dropout_p: on the weights; for finite features, which have none, on the output.
         parameters: what is learned, by name (`primal.learned(heads, head_dim, kv_heads)`); absent ones have their
-            initial value. Input maps learn for the query heads, training sets for the key/value heads.
+            initial value. Training sets and maps of tokens learn for the key/value heads, all else for the query heads.
         impl: "auto", or the executor to use, as `primaldual.ops.EXECUTORS` lists them. One that cannot raises.
         need_weights: also return [batch, heads, length, keys]; a pooled key's weight is shared by its tokens.
         query_offset: the place of the first query in the sequence of keys. Queries that are the last of a longer

@@ -222,8 +222,11 @@ def state(
             L, query_offset = q.shape[2], 0
     if primal.token_maps and query_hidden is not None:
         q = q.masked_fill(query_hidden.unsqueeze(-1), 0.0)
+    of_q = given
+    if primal.token_maps and kv_heads != H:
+        of_q = shared_keys.repeat_learned(primal, given, H, kv_heads, D)
     for map_ in primal.token_maps:
-        q, k = map_.tokens(q, given), map_.tokens(k, given)
+        q, k = map_.tokens(q, of_q), map_.tokens(k, given)
     if primal.token_maps and key_hidden is not None:
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     stated = Problem(

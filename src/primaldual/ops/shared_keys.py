@@ -64,9 +64,9 @@ def repeat(x: Tensor, each: int) -> Tensor:
 def repeat_learned(
     primal: Primal, parameters: Mapping[str, Tensor], heads: int, kv_heads: int, head_dim: int
 ) -> dict[str, Tensor]:
-    """What the training set learns for each key/value head, for each query head."""
-    keys, queries = (of(primal.training_set, heads, kv_heads) for of in (of_keys, of_queries))
-    return written_out(parameters, keys.learned(kv_heads, head_dim), queries.learned(heads, head_dim))
+    """What is learned for each key/value head, for each query head."""
+    every = replace(primal, training_set=of_queries(primal.training_set, heads, kv_heads))
+    return written_out(parameters, primal.learned(heads, head_dim, kv_heads), every.learned(heads, head_dim))
 
 
 def written_out(

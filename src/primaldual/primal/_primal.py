@@ -76,12 +76,13 @@ class Primal(Spec):
     def learned(self, heads: int, head_dim: int, kv_heads: int | None = None) -> dict[str, Tensor]:
         """What a layer with so many heads learns beyond its projections: initial values by name.
 
-        With `kv_heads` key/value heads, each shared by a group of heads, the training set learns for these.
+        With `kv_heads` key/value heads, each shared by a group of heads, the training set and the maps of its tokens
+        learn for these.
         """
         kv_heads = heads if kv_heads is None else kv_heads
         learned = of_keys(self.training_set, heads, kv_heads).learned(kv_heads, head_dim)
         for map_ in self.inputs:
-            learned |= map_.learned(heads, head_dim)
+            learned |= map_.learned(kv_heads if isinstance(map_, TokenMap) else heads, head_dim)
         return learned
 
     def causal_refusal(self, heads: int) -> str | None:

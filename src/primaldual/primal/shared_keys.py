@@ -1,8 +1,8 @@
 """Grouped queries: several query heads are regressions on one training set.
 
 Query heads g·r … g·r + r − 1 are a group: they share the keys, values, points and statistics of key/value head g, and
-so have one scale. What input maps, features and normalizers learn for each head is each query head's own; what a
-training set learns belongs to its points, and is there once for each key/value head.
+so have one scale. What maps of points, features and normalizers learn for each head is each query head's own; what
+a training set and the maps of its tokens learn belongs to its points, and is there once for each key/value head.
 """
 
 from __future__ import annotations
