@@ -176,7 +176,7 @@ def with_groups(primal: Primal, kv_heads: int) -> Primal:
 
 
 def repeated(q: Tensor, k: Tensor, v: Tensor, primal: Primal, learned: dict) -> tuple[tuple, dict]:
-    """The same call with keys, values, scales and pooling kernels written out for each query head."""
+    """The same call with keys, values, scales and what is learned for them written out for each query head."""
     kv_heads = k.shape[1]
     each, training_set = HEADS // kv_heads, primal.training_set
     scales = tuple(scale for scale in training_set.head_scales(kv_heads) for _ in range(each))
@@ -185,8 +185,10 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, primal: Primal, learned: dict) -> 
     elif isinstance(training_set, Sparse) and isinstance(training_set.over, Pooled):
         training_set = replace(training_set, over=replace(training_set.over, scales=scales))
     k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
-    learned = {n: x.repeat_interleave(each, dim=0) if n.startswith("pool_kernel") else x for n, x in learned.items()}
-    return (q, k, v, replace(primal, training_set=training_set)), learned
+    primal = replace(primal, training_set=training_set)
+    many = primal.learned(HEADS, k.shape[3])
+    learned = {n: x if x.shape == many[n].shape else x.repeat_interleave(each, 0) for n, x in learned.items()}
+    return (q, k, v, primal), learned
 
 
 def exists(primal: Primal, case: Case) -> bool:
