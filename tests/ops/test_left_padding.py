@@ -103,6 +103,30 @@ def test_a_token_that_is_hidden_inside_moves_nothing() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_tokens_stand_where_they_stand_where_that_is_said(causal: bool) -> None:
+    (q, k, v), hidden = rows()
+    primal = Primal(training_set=Pooled((4,) * HEADS))
+    found = attention(q, k, v, primal, key_padding_mask=hidden, is_causal=causal, left_padding=False)
+    moved = attention(q, k, v, primal, key_padding_mask=hidden, is_causal=causal)
+    own = [x[:1, :, 4:] for x in (q, k, v)]  # of 12 tokens 5 are hidden: the first window is, and one of the second
+    expected = attention(*own, primal, key_padding_mask=hidden[:1, 4:], is_causal=causal, left_padding=False)
+    torch.testing.assert_close(found[:1, :, 4:], expected)
+    assert not torch.allclose(found[0, :, 5:], moved[0, :, 5:])
+
+
+@pytest.mark.parametrize("route", ["pooled", "separate"])
+def test_so_they_do_in_a_layer(route: str) -> None:
+    layer = MultiheadAttention(
+        24, HEADS, batch_first=True, mechanism=Primal(training_set=Pooled((4,) * HEADS)), left_padding=False,
+        dtype=torch.float64, impl=route,
+    )  # fmt: skip
+    x, hidden = torch.randn(3, WIDTH, 24, dtype=torch.float64), rows()[1]
+    whole, _ = layer(x, x, x, key_padding_mask=hidden, need_weights=False)
+    windows, _ = layer(*(x[:1, 4:],) * 3, key_padding_mask=hidden[:1, 4:], need_weights=False)
+    torch.testing.assert_close(whole[:1, 4:], windows)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_a_bias_on_keys_moves_with_them(causal: bool) -> None:
     (q, k, v), hidden = rows()
     bias = torch.randn(3, WIDTH, dtype=torch.float64)

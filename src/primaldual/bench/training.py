@@ -143,7 +143,7 @@ class TrainingBench:
         own = primal.learned(config.heads, width) | primal.features.state(width)
         with torch.cuda.stream(torch.cuda.Stream()) if self.device.type == "cuda" else nullcontext():
             return plan(
-                x.requires_grad_(), x, x, primal, key_padding_mask=mask, query_padding_mask=mask,
+                x.requires_grad_(), x, x, primal, key_padding_mask=mask, query_padding_mask=mask, left_padding=False,
                 dropout_p=config.dropout if config.attention_dropout is None else config.attention_dropout,
                 impl=case.impl, parameters={name: p.to(**made) for name, p in own.items()},
             ).impl  # fmt: skip

@@ -22,7 +22,7 @@ def block(config: SeriesConfig) -> TransformerEncoderLayer:
     """Attention, then linear – GELU – dropout – linear; each with dropout, a residual and LayerNorm after it."""
     layer = TransformerEncoderLayer(
         config.d_model, config.heads, config.feedforward, config.dropout, "gelu", batch_first=True,
-        mechanism=config.mechanism, impl=config.impl,
+        mechanism=config.mechanism, impl=config.impl, left_padding=False,
     )  # fmt: skip
     if config.attention_dropout is not None:
         layer.self_attn.dropout = config.attention_dropout

@@ -162,7 +162,7 @@ def _block(config: SequenceConfig) -> TransformerEncoderLayer:
     """A norm, attention, a norm, and linear – GELU – dropout – linear; projections drawn as plain linear layers."""
     layer = TransformerEncoderLayer(
         config.d_model, config.heads, config.feedforward, config.dropout, "gelu", batch_first=True, norm_first=True,
-        mechanism=config.mechanism, impl=config.impl,
+        mechanism=config.mechanism, impl=config.impl, left_padding=False,
     )  # fmt: skip
     projections_as_linear(layer.self_attn)
     if config.attention_dropout is not None:

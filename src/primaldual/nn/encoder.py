@@ -22,7 +22,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     Args:
         d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device,
             dtype: as torch.
-        mechanism, projection, impl, scale, num_kv_heads: as in `MultiheadAttention`. A primal with
+        mechanism, projection, impl, scale, num_kv_heads, left_padding: as in `MultiheadAttention`. A primal with
             `residual=True` is refused: the block has that residual already.
 
     >>> layer = TransformerEncoderLayer(64, 8, batch_first=True, mechanism="bn")
@@ -52,6 +52,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         impl: str = "auto",
         scale: float | None = None,
         num_kv_heads: int | None = None,
+        left_padding: bool = True,
     ) -> None:
         if d_model <= 0 or nhead <= 0 or d_model % nhead:
             raise ValueError(f"d_model must be a positive multiple of nhead, got d_model={d_model}, nhead={nhead}")
@@ -62,7 +63,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         attention = MultiheadAttention(
             d_model, nhead, dropout=dropout, bias=bias, batch_first=batch_first, device=device, dtype=dtype,
             mechanism=mechanism, projection=projection, impl=impl, scale=scale,
-            num_kv_heads=num_kv_heads,
+            num_kv_heads=num_kv_heads, left_padding=left_padding,
         )  # fmt: skip
         if attention.primal.residual:
             raise ValueError("the encoder layer adds the residual itself; give it a Primal with residual=False")

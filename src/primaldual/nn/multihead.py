@@ -41,6 +41,9 @@ class MultiheadAttention(nn.Module):
             three after one another. State dicts with `q_proj.weight`, … load too, and so do those with another number
             of key/value heads, where the heads of a group are equal.
 
+        left_padding: whether a row begins with the first token that its key padding mask leaves; False where all begin
+            with token 0, hidden or not. As in `primaldual.attention`.
+
     >>> layer = MultiheadAttention(64, 8, batch_first=True, mechanism="bn+sh")
     >>> x = torch.randn(2, 100, 64)
     >>> output, weights = layer(x, x, x)
@@ -83,6 +86,7 @@ class MultiheadAttention(nn.Module):
         impl: str = "auto",
         scale: float | None = None,
         num_kv_heads: int | None = None,
+        left_padding: bool = True,
     ) -> None:
         super().__init__()
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
@@ -108,7 +112,7 @@ class MultiheadAttention(nn.Module):
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.add_zero_attn, self.impl = dropout, batch_first, add_zero_attn, impl
         checks.scale(scale, self.primal.features)
-        self.scale = scale
+        self.scale, self.left_padding = scale, left_padding
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self._routes: dict[object, tuple[str, Expansion]] = {}  # by the kind of call, what was planned before
         self._make_projections(projection, bias, factory)
@@ -177,6 +181,7 @@ class MultiheadAttention(nn.Module):
         parts += [f"dropout={self.dropout:g}"] if self.dropout else []
         parts += ["projection='shared'"] if self.shared else []
         parts += [] if self.scale is None else [f"scale={self.scale:g}"]
+        parts += [] if self.left_padding else ["left_padding=False"]
         parts += [] if self.impl == "auto" else [f"impl={self.impl!r}"]
         return ", ".join([*parts, f"batch_first={self.batch_first}"])
 

@@ -136,7 +136,7 @@ class SolvedAttention(MultiheadAttention):
             keys, targets = pad(keys, (0, 0, 0, 1)), pad(targets, (0, 0, 0, 1))
             hidden = torch.ones(keys.shape[0], 1, dtype=torch.bool, device=keys.device)
         parameters = double(dict(problem.parameters))
-        made = design(self.primal, keys, targets, hidden, None, False, parameters)
+        made = design(self.primal, keys, targets, hidden, None, False, parameters, self.left_padding)
         values = values_of(made, self.solve(made))
         if self.primal.token_maps:
             queries = masks.without_padding(queries, query_padding)
@@ -175,7 +175,10 @@ class SolvedAttention(MultiheadAttention):
         tokens = keys.shape[2]
         shares = torch.eye(tokens, dtype=keys.dtype, device=keys.device).expand(*keys.shape[:2], tokens, tokens)
         # pooled like targets, a token's indicator is its share of each point
-        return weights @ design(replace(self.primal, bias=False), keys, shares, hidden, None, False, parameters).targets
+        of_points = design(
+            replace(self.primal, bias=False), keys, shares, hidden, None, False, parameters, self.left_padding
+        )
+        return weights @ of_points.targets
 
 
 def _hidden(padding: Tensor | None) -> Tensor | None:

@@ -29,6 +29,7 @@ def attention(
     need_weights: bool = False,
     query_offset: int = 0,
     scale: float | None = None,
+    left_padding: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The attention that is dual to `primal`: out_i = Σ_{j∈S} κ(Tq_i, Tk_j) v_j / h(Tq_i).
 
@@ -65,6 +66,9 @@ def attention(
         query_offset: the place of the first query in the sequence of keys. Queries that are the last of a longer
             sequence, such as one step of decoding beside a cache, have keys − length.
         scale: the factor on the scores q·k, 1/√head_dim unless given.
+        left_padding: whether a row begins with the first token that `key_padding_mask` leaves. Where False, all rows
+            begin with token 0, hidden or not, as the pixels of a picture stand where they stand; where no row's first
+            token is hidden that is the same, and spares a GPU what it would do to find out.
 
     Returns:
         The output [batch, heads, length, value_dim], or (output, weights).
@@ -90,7 +94,7 @@ def attention(
         q, k, v, primal,
         key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, attn_mask=attn_mask,
         is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
-        query_offset=query_offset, scale=scale,
+        query_offset=query_offset, scale=scale, left_padding=left_padding,
     )  # fmt: skip
     chosen, problem = bind(problem, impl)
     if key is not None and q.shape[2] and not (primal.token_maps or problem.parameters) and k.shape[2]:
@@ -145,12 +149,13 @@ def plan(
     need_weights: bool = False,
     query_offset: int = 0,
     scale: float | None = None,
+    left_padding: bool = True,
 ) -> Plan:
     """What `attention` would do with the same arguments: the executor, why, and why not the others."""
     problem = state(
         q, k, v, as_primal(primal),
         key_padding_mask=key_padding_mask, query_padding_mask=query_padding_mask, attn_mask=attn_mask,
         is_causal=is_causal, dropout_p=dropout_p, parameters=parameters, need_weights=need_weights,
-        query_offset=query_offset, scale=scale,
+        query_offset=query_offset, scale=scale, left_padding=left_padding,
     )  # fmt: skip
     return choose(problem, impl)

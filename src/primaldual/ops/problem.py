@@ -160,6 +160,7 @@ def state(
     need_weights: bool = False,
     query_offset: int = 0,
     scale: float | None = None,
+    left_padding: bool = True,
 ) -> Problem:
     """Check the arguments of `attention` and bring them into one form."""
     _check_tensors(q, k, v)
@@ -211,7 +212,7 @@ def state(
             # a single query sees all keys up to its own, and the last window is then the running one
             key_hidden, is_causal = key_hidden | (torch.arange(S, device=k.device) > query_offset), False
     first = None
-    if key_hidden is not None:
+    if key_hidden is not None and left_padding:
         first = start_of(primal, scales, key_hidden.squeeze(1), is_causal, L, query_offset)
     if first is not None:
         k, v, q = first.of_keys(k, 2), first.of_keys(v, 2), first.of_queries(q, 2)

@@ -39,6 +39,7 @@ class AttentionCall:
     query_padding: Tensor | None  # [B, L], boolean or float; as the layer has it, that of the keys where it serves
     query_offset: int
     scale: float | None  # the factor on the scores; None for 1/√D
+    left_padding: bool = True  # whether rows begin with the first token that their padding leaves
 
 
 def attention_calls(model: nn.Module, batch: Any, *, solved: bool = False) -> list[AttentionCall]:
@@ -145,5 +146,5 @@ def _call(
         parameters = shared_keys.repeat_learned(layer.primal, parameters, heads, kv_heads, layer.head_dim)
     return AttentionCall(
         name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, parameters,
-        p.query_padding, query_offset, layer.scale,
+        p.query_padding, query_offset, layer.scale, layer.left_padding,
     )  # fmt: skip

@@ -79,7 +79,7 @@ def _problem(call: AttentionCall, cases: slice, pooling: Pooling) -> Problem:
         q, k, v, replace(call.primal, bias=False, residual=False), key_padding_mask=key_padding,
         query_padding_mask=query_padding, attn_mask=mask, is_causal=call.is_causal,
         parameters={name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in call.parameters.items()},
-        need_weights=True, query_offset=call.query_offset, scale=call.scale,
+        need_weights=True, query_offset=call.query_offset, scale=call.scale, left_padding=call.left_padding,
     )  # fmt: skip
     return replace(stated, repeat_weights=pooling == "repeated")
 

@@ -51,6 +51,7 @@ def recover(
     query: int | None = None,
     is_causal: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
+    left_padding: bool = True,
 ) -> Recovered:
     """Name the regression whose support vector expansion is this head.
 
@@ -58,7 +59,7 @@ def recover(
     condition holds. `fit` on these targets gives the head's function back.
 
     Args:
-        primal, keys, key_padding_mask, query, is_causal, parameters: as in `fit`.
+        primal, keys, key_padding_mask, query, is_causal, parameters, left_padding: as in `fit`.
         values: [..., N, Dv]; for pooled heads per token, and pooled like the keys.
         epsilon: the half-width of the tube; it shifts the targets, not the function.
     """
@@ -68,7 +69,7 @@ def recover(
         raise ValueError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
     check_tensors(keys, "values", values, key_padding_mask)
     leading = tuple(keys.shape[:-2])
-    made = designed(primal, keys, "values", values, key_padding_mask, query, is_causal, parameters)
+    made = designed(primal, keys, "values", values, key_padding_mask, query, is_causal, parameters, left_padding)
     # α in scaled units, where it is of order 1: α = scaled · exp(−log_scale)
     log_alpha = made.targets.abs().log() + made.log_h.unsqueeze(-1) + made.log_scale[..., None, None]
     sign = made.targets.sign() * made.sign_h.unsqueeze(-1)

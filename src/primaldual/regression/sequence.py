@@ -19,6 +19,7 @@ class OneSequence(NamedTuple):
     values: Tensor
     hidden: Tensor  # bool [1, S]
     query: int | None
+    left_padding: bool  # whether the sequence begins with the first token that is not hidden
 
 
 class RefusalError(Exception):
@@ -58,16 +59,21 @@ def sequence_of(call: AttentionCall, element: int, notes: Notes) -> OneSequence:
         valid = (~hidden[: min(call.tokens, queries)]).nonzero()
         query = int(valid[-1]) if len(valid) else 0
         notes.add(f"{' and '.join(kind)}: one regression per query, here that of the last valid query")
+    left_padding = call.left_padding
     if kinds["masked"]:
         assert query is not None and call.mask is not None
-        hidden = hidden | _mask_row(call, element, query)
+        padding, hidden = hidden, hidden | _mask_row(call, element, query)
+        if left_padding and bool(hidden[0]):  # a mask for each query hides tokens, and moves no beginning
+            left_padding = bool(padding[0])
+            if left_padding and int((~padding).int().argmax()) != int((~hidden).int().argmax()):
+                raise RefusalError("attn_mask hides the first token of a left-padded sequence from the query")
     keys, values = (x[element : element + 1].double() for x in (call.keys, call.values))
     keys, values = (x.masked_fill(hidden[:, None], 0.0) for x in (keys, values))
     if not bool(keys.isfinite().all() and values.isfinite().all()):
         raise RefusalError("keys or values are not finite")
     if (pooled := pooling_of(call.primal.training_set)) is not None and pooled.how == "conv":
         raise RefusalError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
-    return OneSequence(keys, values, hidden[None], query if kinds["causal"] or kinds["sparse"] else None)
+    return OneSequence(keys, values, hidden[None], query if kinds["causal"] or kinds["sparse"] else None, left_padding)
 
 
 def _hides(mask: Tensor, name: str) -> Tensor:

@@ -23,7 +23,7 @@ def check_tensors(keys: Any, name: str, pairs: Any, key_padding_mask: Any) -> No
 
 def designed(
     primal: Primal, keys: Tensor, name: str, pairs: Tensor, key_padding_mask: Tensor | None, query: int | None,
-    is_causal: bool, parameters: Mapping[str, Tensor] | None,
+    is_causal: bool, parameters: Mapping[str, Tensor] | None, left_padding: bool = True,
 ) -> Design:  # fmt: skip
     """The design of keys [..., N, D] and `pairs` [..., N, Dv], their targets or values, in float64."""
     leading = tuple(keys.shape[:-2])
@@ -44,7 +44,7 @@ def designed(
     check_numbers(name, pairs, hidden)
     keys, pairs = (four_d(x, leading, n).double() for n, x in (("keys", keys), (name, pairs)))
     mask = None if hidden is None else hidden.reshape(-1, hidden.shape[-1])
-    return design(primal, keys, pairs, mask, query, is_causal, double(parameters))
+    return design(primal, keys, pairs, mask, query, is_causal, double(parameters), left_padding)
 
 
 def check_numbers(name: str, x: Tensor, hidden: Tensor | None) -> None:

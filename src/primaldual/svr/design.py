@@ -82,6 +82,7 @@ def design(
     query: int | None,
     is_causal: bool,
     parameters: Mapping[str, Tensor] | None,
+    left_padding: bool = True,
 ) -> Design:
     """Check, pool and map the keys [B, H, N, D] and targets [B, H, N, Dv], and form the kernel."""
     B, H, N, D = keys.shape
@@ -112,7 +113,7 @@ def design(
         assert query is not None
         tokens = exists & (torch.arange(N, device=keys.device) <= query)
     scales = primal.training_set.head_scales(H)
-    first = None if key_padding_mask is None else start_of(primal, scales, ~exists, is_causal)
+    first = start_of(primal, scales, key_padding_mask if left_padding else None, is_causal)
     place = torch.full((B,), query or 0, device=keys.device)  # of the query, in the rows of the points
     hidden = ~exists[:, None, :, None]
     keys, targets = keys.masked_fill(hidden, 0.0), targets.masked_fill(hidden, 0.0)

@@ -106,6 +106,7 @@ def fit(
     query: int | None = None,
     is_causal: bool = False,
     parameters: Mapping[str, Tensor] | None = None,
+    left_padding: bool = True,
     tol: float = 1e-14,
     max_iter: int = 2000,
 ) -> Fit:
@@ -122,6 +123,7 @@ def fit(
         query: of a sparse or causal head, the query whose regression is meant.
         is_causal: the training set of query i is what it may see.
         parameters: what the primal learns, by name.
+        left_padding: as in `attention`.
         tol: the relative duality gap to reach; in units where K and the objectives are of order 1, f is then off by
             about √(2 tol), at and away from the keys. Under 1e-6 every point meets the optimality conditions, too.
         max_iter: steps at most, ADMM's (never more than 200) and the interior-point method's (40); a fit that they do
@@ -144,7 +146,7 @@ def fit(
     if c.dim() > len(leading) or any(n not in (1, m) for n, m in zip(c.shape[::-1], leading[::-1], strict=False)):
         raise ValueError(f"C must be a number, or have the leading dimensions {list(leading)}; got {list(c.shape)}")
     primal = as_primal(primal)
-    made = designed(primal, keys, "targets", targets, key_padding_mask, query, is_causal, parameters)
+    made = designed(primal, keys, "targets", targets, key_padding_mask, query, is_causal, parameters, left_padding)
     batch, heads, points, _ = made.keys.shape
     problems = batch * heads
     if not bool(made.kernel.isfinite().all()):

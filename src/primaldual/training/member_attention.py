@@ -105,7 +105,7 @@ def _attention(
 ) -> Tensor:  # fmt: skip
     out = attention(
         q, k, v, primal, key_padding_mask=hidden, query_padding_mask=hidden, dropout_p=dropout_p, impl=impl,
-        parameters=parameters,
+        parameters=parameters, left_padding=False,
     )  # fmt: skip
     assert isinstance(out, Tensor)
     return out

@@ -59,7 +59,7 @@ def attention_plan(
         empty_heads(p, heads, p.x.shape[1]), k, k, primal,
         key_padding_mask=padding, query_padding_mask=p.query_padding, attn_mask=p.mask, is_causal=p.is_causal,
         dropout_p=p.dropout_p, impl=impl, need_weights=p.need_weights, query_offset=p.query_offset,
-        scale=p.layer.scale if primal.features.scaled else None,
+        scale=p.layer.scale if primal.features.scaled else None, left_padding=p.layer.left_padding,
         parameters={name: p.parameters[name] for name in primal.features.fixed},
     )  # fmt: skip
 

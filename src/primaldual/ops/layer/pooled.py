@@ -99,7 +99,7 @@ def _shared(p: LayerProblem, heads: tuple[int, ...]) -> tuple[int, ...]:
 
 def _from_first_token(p: LayerProblem) -> LayerProblem:
     """The same with keys and values in rows that begin with their first valid token, as windows count."""
-    if p.padding is None:
+    if p.padding is None or not p.layer.left_padding:
         return p
     hidden = p.padding if p.padding.dtype == torch.bool else p.padding == -torch.inf
     if (start := start_of(p.primal, p.scales, hidden)) is None:

@@ -26,6 +26,7 @@ class Layer(Protocol):
     head_dim: int
     impl: str
     scale: float | None
+    left_padding: bool
     convolutions: nn.ModuleDict | None
 
     @property

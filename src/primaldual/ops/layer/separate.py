@@ -45,7 +45,7 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
         q, k, v, p.primal if not p.primal.residual else replace(p.primal, residual=False),
         key_padding_mask=padding, query_padding_mask=p.query_padding, attn_mask=mask, is_causal=is_causal,
         dropout_p=p.dropout_p, parameters=p.parameters, impl=p.executor, need_weights=p.need_weights,
-        query_offset=p.query_offset, scale=p.layer.scale,
+        query_offset=p.query_offset, scale=p.layer.scale, left_padding=p.layer.left_padding,
     )  # fmt: skip
     return result if isinstance(result, tuple) else (result, None)
 
