@@ -1,5 +1,7 @@
 """Grouped queries: query heads of a group share keys, values, points and statistics. The battery has the executors."""
 
+import gc
+import weakref
 from collections.abc import Mapping
 
 import pytest
@@ -38,6 +40,16 @@ def test_a_second_call_of_a_kind_is_the_first_again(causal: bool) -> None:
     first = attention(q, k, v, "bn+sh", is_causal=causal)
     other = attention(q, k, 2 * v, "bn+sh", is_causal=causal)
     torch.testing.assert_close(other, 2 * first)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_remembered_of_a_call_holds_none_of_its_tensors(causal: bool) -> None:
+    q, k, v = tensors(2, length=11)
+    attention(q, k, v, "softmax", is_causal=causal)
+    kept = weakref.ref(k)
+    del q, k, v
+    gc.collect()
+    assert kept() is None
 
 
 def test_scales_are_those_of_key_value_heads_or_of_query_heads_that_agree() -> None:

@@ -111,10 +111,10 @@ _known: dict[tuple[object, ...], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 def _again(p: Problem, impl: str, kv_heads: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The same problem, with the same expansion, on other tensors."""
-    whole = _once_more(p, impl)
-    if p.group > 1:
-        return lambda q, k, v: shared_keys.unfold(whole(shared_keys.fold(q, kv_heads), k, v), p.group)
-    if (each := p.q.shape[1] // kv_heads) > 1:
+    whole, group, each = _once_more(p, impl), p.group, p.q.shape[1] // kv_heads  # what is kept holds no tensor of p
+    if group > 1:
+        return lambda q, k, v: shared_keys.unfold(whole(shared_keys.fold(q, kv_heads), k, v), group)
+    if each > 1:
         return lambda q, k, v: whole(q, shared_keys.repeat(k, each), shared_keys.repeat(v, each))
     return whole
 
