@@ -13,6 +13,7 @@ MECHANISMS = {name: mechanism(name) for name in ("softmax", "bn", "sh", "bn+sh",
 MECHANISMS |= {
     "full bn+sh": mechanism("bn+sh", full=True),
     "linear-sh": mechanism("linear-sh"),
+    "rotary": mechanism("bn+sh", rotary=True),
     "sparse": mechanism("sparse", pattern=Strided(32)),
     "sparse-bn+sh": mechanism("sparse-bn+sh", pattern=Strided(32)),
 }

@@ -18,6 +18,7 @@ from primaldual.primal import (
     Pooled,
     Recenter,
     RmsNorm,
+    Rotary,
     Sparse,
     Strided,
     Taylor,
@@ -86,6 +87,10 @@ def test_the_primal_without_arguments_is_softmax_attention():
         ("sparse", {"stride": "sqrt"}, Primal(training_set=Sparse(Strided(None)))),
         ("sparse", {"pattern": Window(7)}, Primal(training_set=Sparse(Window(7)))),
         ("qk-norm", {"eps": 1e-3}, Primal(inputs=(RmsNorm(1e-3),))),
+        ("softmax", {"rotary": True}, Primal(inputs=(Rotary(),))),
+        ("softmax", {"rotary": False}, Primal()),
+        ("bn+sh", {"rotary": Rotary(500.0)}, Primal(inputs=(Rotary(500.0), Recenter(1.0)), training_set=Pooled())),
+        ("conv1d", {"rotary": True, "causal": True}, Primal(inputs=(DepthwiseConv1d(5, causal=True), Rotary()))),
         (
             "sparse-bn+sh",
             {"beta": 0.2, "scales": (2,), "pattern": "window"},
@@ -133,18 +138,18 @@ def test_an_unknown_name_near_nothing_is_an_error_that_lists_all():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("softmax", {"beta": 1.0}, "'softmax' has no option 'beta'. It takes none$"),
+        ("softmax", {"beta": 1.0}, "'softmax' has no option 'beta'. It takes: rotary$"),
         (
             "bn",
             {"betta": 0.5},
-            "'bn' has no option 'betta'; did you mean 'beta'. It takes: beta, learnable, full, eps$",
+            "'bn' has no option 'betta'; did you mean 'beta'. It takes: beta, learnable, full, eps, rotary$",
         ),
-        ("bn", {"scales": (1,)}, "'bn' has no option 'scales'. It takes: beta, learnable, full, eps$"),
+        ("bn", {"scales": (1,)}, "'bn' has no option 'scales'. It takes: beta, learnable, full, eps, rotary$"),
         ("bn", {"eps": 1e-5}, "eps is added to the variance, which only full=True divides by"),
         (
             "sh",
             {"scale": (1,), "window": 2},
-            "'sh' has no option 'scale'; did you mean 'scales'. It takes: scales, how, prefix, grid$",
+            "'sh' has no option 'scale'; did you mean 'scales'. It takes: scales, how, prefix, grid, rotary$",
         ),
         ("linear", {"features": Exponential()}, "features must be a finite feature map, got Exponential"),
         ("linear", {"features": "elu"}, "features must be a finite feature map, got 'elu'"),
@@ -153,6 +158,7 @@ def test_an_unknown_name_near_nothing_is_an_error_that_lists_all():
         ("sparse", {"stride": 0}, "stride must be an integer of at least 1, got 0"),
         ("sparse", {"pattern": "window", "stride": 4}, "stride goes with pattern='strided'.*Window"),
         ("bn", {"beta": float("nan")}, "beta must be a finite number"),
+        ("sh", {"rotary": 10000.0}, "rotary must be True, False or a Rotary, such as Rotary.*got 10000.0"),
     ],
     ids=lambda x: x if isinstance(x, str) else ",".join(x),
 )

@@ -27,9 +27,11 @@ from primaldual.primal import (
     PointMap,
     Points,
     Pooled,
+    PositionMap,
     RandomFeatures,
     Recenter,
     RmsNorm,
+    Rotary,
     Sparse,
     Spec,
     Strided,
@@ -52,6 +54,7 @@ PARTS = [
     Recenter(0.3, learnable=True),
     BatchNorm(1e-3, 0.5, True),
     RmsNorm(1e-4),
+    Rotary(500.0, fraction=0.5),
     DepthwiseConv1d(4, causal=True),
     DepthwiseConv2d((3, 2), grid=(4, 5), prefix=1),
     AllKeys(),
@@ -319,9 +322,10 @@ def test_a_users_own_training_set_has_no_causal_form_until_it_says_so():
         (Normalizer, lambda s: s.h(torch.ones(1, 1), torch.ones(1, 1))),
         (PointMap, lambda s: s.apply(torch.ones(1, 1), None, {})),
         (TokenMap, lambda s: s.tokens(torch.ones(1, 1), {})),
+        (PositionMap, lambda s: s.tokens(torch.ones(1, 1), {})),
         (Pattern, lambda s: s.allows(torch.ones(1), torch.ones(1), 1)),
     ],
-    ids=["features", "dim", "h", "apply", "tokens", "allows"],
+    ids=["features", "dim", "h", "apply", "tokens", "at", "allows"],
 )
 def test_a_base_class_names_the_method_that_is_missing(base, call):
     with pytest.raises(NotImplementedError, match=f"{base.__name__} must implement"):

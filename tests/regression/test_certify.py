@@ -40,6 +40,9 @@ VARIANTS = {
     "scales": mechanism("sh", scales=(1, 3, 2, 8, 5)),
     "fixed": mechanism("sparse-bn+sh", pattern=Fixed(4, 2)),
     "grid": mechanism("conv2d", grid=(3, 5), prefix=1),
+    "rotary": mechanism("bn+sh", rotary=True),
+    "rotary, finite": mechanism("linear", rotary=True),
+    "rotary, sparse": mechanism("sparse", stride=3, rotary=True),
     "layer": Primal(bias=True, residual=True),
 }
 

@@ -17,6 +17,7 @@ from primaldual.primal import (
     RandomFeatures,
     Recenter,
     RmsNorm,
+    Rotary,
     Sparse,
     Strided,
     Taylor,
@@ -45,6 +46,11 @@ VARIANTS: dict[str, Primal] = {
     "sh-conv": mechanism("bn+sh", how="conv"),
     "sh-kmeans": mechanism("bn+sh", how="kmeans"),
     "sh-conv1d-causal": Primal(inputs=(DepthwiseConv1d(3, causal=True),), training_set=Pooled(SCALES)),
+    "rotary": mechanism("bn+sh", rotary=Rotary(7.0), scales=SCALES),  # fast enough to show at a test's lengths
+    "rotary-partly": Primal(inputs=(Rotary(7.0, 0.5), RmsNorm())),
+    "rotary-prefix": Primal(inputs=(Rotary(7.0),), training_set=Pooled(SCALES, prefix=3)),
+    "rotary-sparse": mechanism("sparse-bn", pattern=Window(3), rotary=Rotary(7.0)),
+    "rotary-linear": mechanism("linear", rotary=Rotary(7.0)),
     "rms-then-bn": Primal(inputs=(RmsNorm(), Recenter(0.3))),
     "bn-then-rms": Primal(inputs=(Recenter(0.3), RmsNorm())),
     "unit": Primal(normalizer=Unit()),
@@ -151,10 +157,10 @@ def exists(primal: Primal, case: Case) -> bool:
     """Whether the semantics define this case: a causal form, a mask that heads and maps take, a grid that fits."""
     if case.causal and primal.causal_refusal(HEADS):
         return False
-    if (case.offset and primal.token_maps) or (case.scale is not None and not primal.features.scaled):
+    if (case.offset and primal.mixing_maps) or (case.scale is not None and not primal.features.scaled):
         return False
     per_query = case.mask.startswith("attn")
-    if per_query and (primal.token_maps or any(s > 1 for s in primal.training_set.head_scales(HEADS))):
+    if per_query and (primal.mixing_maps or any(s > 1 for s in primal.training_set.head_scales(HEADS))):
         return False
     squares = (1, 9, 16)
     return "Conv2d" not in repr(primal) or (case.queries in squares and case.keys in squares)

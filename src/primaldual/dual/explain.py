@@ -43,6 +43,8 @@ def _layer(p: Primal) -> Section:
     if any(m.needs != "nothing" for m in p.point_maps):
         of = "pooled keys" if pooling_of(p.training_set) else "keys"
         lines.append(say(f"The statistics of T are taken over the head's own {of}, one vote each."))
+    for part in (p.features, p.normalizer, *p.inputs, p.training_set):
+        lines += map(say, part.remarks(), part.remarks(latex=True))
     return Section("The primal layer", lines)
 
 

@@ -150,7 +150,7 @@ def state(
 ) -> Problem:
     """Check the arguments of `attention` and bring them into one form."""
     _check_tensors(q, k, v)
-    checks.query_offset(query_offset, primal.token_maps)
+    checks.query_offset(query_offset, primal.mixing_maps)
     checks.scale(scale, primal.features)
     checks.mask("key_padding_mask", key_padding_mask, q)
     checks.mask("query_padding_mask", query_padding_mask, q)
@@ -186,16 +186,17 @@ def state(
     attn_hidden = attn_bias = None
     if attn_mask is not None:
         attn_hidden, attn_bias, is_causal = masks.per_query(
-            attn_mask, (B, H, L, S), scales, primal.token_maps, is_causal, query_offset
+            attn_mask, (B, H, L, S), scales, primal.mixing_maps, is_causal, query_offset
         )
     if attn_bias is not None:
         _check_added(primal.training_set, scales, S)
     if key_hidden is not None:
         k, v = (x.masked_fill(key_hidden.unsqueeze(-1), 0.0) for x in (k, v))
-    if primal.token_maps and query_hidden is not None:
+    if primal.mixing_maps and query_hidden is not None:
         q = q.masked_fill(query_hidden.unsqueeze(-1), 0.0)
-    for map_ in primal.token_maps:
-        q, k = map_.tokens(q, given), map_.tokens(k, given)
+    if primal.token_maps:
+        q_places, k_places = (torch.arange(n, device=q.device) for n in (L, S))
+        q, k = primal.on_tokens(q, q_places + query_offset, given), primal.on_tokens(k, k_places, given)
     if primal.token_maps and key_hidden is not None:
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     return Problem(

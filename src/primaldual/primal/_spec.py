@@ -81,6 +81,10 @@ class Spec:
         """The same for LaTeX."""
         return rf"\mathrm{{{type(self).__name__}}}({x})"
 
+    def remarks(self, latex: bool = False) -> tuple[str, ...]:
+        """Sentences for the derivation, beside the formula: what its letters mean, how far it is the paper's."""
+        return ()
+
 
 def _encode(value: Any) -> Any:
     if isinstance(value, Spec):

@@ -8,9 +8,10 @@ from ..base.suggestions import did_you_mean
 from ._primal import Primal
 from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap
-from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm
+from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm, TokenMap
 from .patterns import Fixed, Pattern, Strided, Window
 from .pooled import Pooled
+from .rotary import Rotary
 from .sparse import Sparse
 from .training_sets import AllKeys, TrainingSet
 
@@ -42,6 +43,8 @@ _OPTIONS = {
     "qk-norm": ("eps",),
 }
 """Of each part of a name."""
+_ANY = ("rotary",)
+"""Of every name."""
 
 
 def mechanisms() -> tuple[str, ...]:
@@ -67,6 +70,7 @@ def mechanism(name: str, **options: Any) -> Primal:
         pattern, stride: with `sparse`: a `Pattern`, or "strided", "fixed" or "window" (of 32 keys); the stride (32) of
             the strided one, or "sqrt" for round(√N), N the padded, pooled length, as the paper's tables here were run.
         features: with `linear`: another finite Φ.
+        rotary: with every name: rotary positions (False), after a convolution; True for `Rotary()`, or a `Rotary`.
 
     >>> mechanism("bn", beta=0.6).inputs
     (Recenter(beta=0.6, learnable=False),)
@@ -76,7 +80,7 @@ def mechanism(name: str, **options: Any) -> Primal:
         raise ValueError(f"unknown mechanism {name!r}{nearest} There are: {', '.join(_ABOUT)}")
     parts = _parts(name)
     given = dict(options)
-    _check_options(name, given, tuple(option for part in parts for option in _OPTIONS.get(part, ())))
+    _check_options(name, given, tuple(option for part in parts for option in _OPTIONS.get(part, ())) + _ANY)
 
     features: FeatureMap = Exponential()
     inputs: tuple[InputMap, ...] = ()
@@ -93,6 +97,9 @@ def mechanism(name: str, **options: Any) -> Primal:
         inputs = (DepthwiseConv1d(**_take(given, "conv1d")),)
     elif "conv2d" in parts:
         inputs = (DepthwiseConv2d(**_take(given, "conv2d")),)
+    if rotary := given.pop("rotary", False):
+        before = [map_ for map_ in inputs if isinstance(map_, TokenMap)]
+        inputs = (*before, _rotary(name, rotary), *inputs[len(before) :])
     if "sh" in parts:
         training_set = Pooled(**_take(given, "sh"))
     if "sparse" in parts:
@@ -135,6 +142,15 @@ def _batch_norm(name: str, options: dict[str, Any]) -> PointMap:
     if "eps" in given:
         raise ValueError(f"mechanism {name!r}: eps is added to the variance, which only full=True divides by")
     return Recenter(**given)
+
+
+def _rotary(name: str, given: bool | Rotary) -> Rotary:
+    rotary = Rotary() if given is True else given
+    if not isinstance(rotary, Rotary):
+        raise ValueError(
+            f"mechanism {name!r}: rotary must be True, False or a Rotary, such as {Rotary()}; got {given!r}"
+        )
+    return rotary
 
 
 def _pattern(pattern: str | Pattern = "strided", stride: int | str | None = None) -> Pattern:

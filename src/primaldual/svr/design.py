@@ -112,8 +112,9 @@ def design(
         tokens = exists & (torch.arange(N, device=keys.device) <= query)
     hidden = ~exists[:, None, :, None]
     keys, targets = keys.masked_fill(hidden, 0.0), targets.masked_fill(hidden, 0.0)
+    places = torch.arange(N, device=keys.device)
     for map_ in primal.token_maps:
-        keys = map_.tokens(keys, given).masked_fill(hidden, 0.0)
+        keys = map_.at(keys, places, given).masked_fill(hidden, 0.0)
     points, values, seen, visible, owner, shares = _pool(primal, keys, targets, tokens, query, given)
     inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
     return _with_kernel(inner, points, values, seen, visible, owner, shares, given)

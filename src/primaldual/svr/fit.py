@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..ops import checks
 from ..primal import Primal, as_primal
 from ..primal._spec import is_number
 from .arguments import check_tensors, designed, four_d
@@ -57,17 +58,20 @@ class Fit:
     design: Design
     leading: tuple[int, ...]
 
-    def predict(self, x: Tensor, by: Literal["dual", "primal"] = "dual") -> Tensor:
+    def predict(self, x: Tensor, by: Literal["dual", "primal"] = "dual", *, query_offset: int = 0) -> Tensor:
         """f at the points x [..., L, D].
 
         Args:
             x: queries; token maps of the primal see them as one sequence.
+            query_offset: the place of the first of them in the sequence of keys, which matters where a part of the
+                primal knows positions: f is then a function of (position, point).
             by: "dual", the expansion Σ_j κ(Tx, Tk_j)/h(Tx) v_j + b, which is attention with these values; or
                 "primal", W Φ(Tx)/h(Tx) + b with W written out, for a finite Φ.
         """
         x = four_d(x, self.leading, "x").to(self.values.dtype)
-        for map_ in self.primal.token_maps:
-            x = map_.tokens(x, self.design.parameters)
+        checks.query_offset(query_offset, self.primal.mixing_maps)
+        places = torch.arange(x.shape[2], device=x.device) + query_offset
+        x = self.primal.on_tokens(x, places, self.design.parameters)
         weights = self.design.weights(x)
         values = self.values.reshape(*self.design.keys.shape[:2], *self.values.shape[-2:])
         bias = self.bias.reshape(*self.design.keys.shape[:2], 1, -1)
