@@ -14,6 +14,7 @@ MECHANISMS |= {
     "full bn+sh": mechanism("bn+sh", full=True),
     "linear-sh": mechanism("linear-sh"),
     "rotary": mechanism("bn+sh", rotary=True),
+    "temperature": mechanism("qk-norm", temperature=True),
     "sparse": mechanism("sparse", pattern=Strided(32)),
     "sparse-bn+sh": mechanism("sparse-bn+sh", pattern=Strided(32)),
 }

@@ -49,7 +49,7 @@ def test_rms_norm_divides_each_token_by_its_own_size():
 @pytest.mark.parametrize("map_", [Recenter(0.5, learnable=True), BatchNorm(beta=0.5, learnable=True)], ids=repr)
 def test_a_learnable_beta_is_one_number_per_head_that_starts_at_beta(map_):
     assert torch.equal(map_.learned(3, 8)["beta"], torch.full((3,), 0.5))
-    assert "beta" in map_.per_head
+    assert "beta" in map_.by_head
     x, keys = tokens(4), tokens()
     beta = torch.tensor([0.2, 3.0], dtype=torch.float64)
     learned = map_.apply(x, moments_of(keys), {"beta": beta})
@@ -65,7 +65,7 @@ def test_a_fixed_beta_learns_nothing(map_):
 
 def test_rms_norm_learns_one_gain_for_all_heads_starting_at_one():
     assert torch.equal(RmsNorm().learned(3, 8)["gain"], torch.ones(8))
-    assert RmsNorm().per_head == ()
+    assert RmsNorm().by_head == ()
 
 
 @pytest.mark.parametrize("map_", [Recenter(0.3), BatchNorm(), RmsNorm()], ids=repr)

@@ -32,6 +32,7 @@ from primaldual.primal import (
     Recenter,
     RmsNorm,
     Rotary,
+    Scale,
     Sparse,
     Spec,
     Strided,
@@ -54,6 +55,7 @@ PARTS = [
     Recenter(0.3, learnable=True),
     BatchNorm(1e-3, 0.5, True),
     RmsNorm(1e-4),
+    Scale(2.0, learnable=True, per_head=False),
     Rotary(500.0, fraction=0.5),
     DepthwiseConv1d(4, causal=True),
     DepthwiseConv2d((3, 2), grid=(4, 5), prefix=1),
@@ -102,7 +104,7 @@ class SpreadByMean(PointMap):
 
 @dataclass(frozen=True)
 class ShiftByLearned(PointMap):
-    per_head: ClassVar = ("offset",)
+    by_head: ClassVar = ("offset",)
     needs: ClassVar = "mean"
     scale: float = 3.0
 

@@ -20,6 +20,9 @@ OPTIONS: dict[str, Any] = {
     "size": Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")],
     "causal": Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")],
     "grid": Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")],
+    "temperature": Annotated[
+        bool | None, typer.Option("--temperature", help="`qk-norm`: learn a factor on the scores, one per head.")
+    ],
     "rotary": Annotated[bool | None, typer.Option("--rotary", help="rotary positions on queries and keys.")],
     "pattern": Annotated[
         str | None,

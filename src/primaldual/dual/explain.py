@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Unit
+from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Scale, Unit
+from ..primal._spec import operand
 from .cost import count
 from .form import form_of, pooling_of
 from .render import RENDERERS, Section, formula, say
@@ -203,10 +204,15 @@ def _one_sided(p: Primal) -> tuple[str, str]:
             f"({shift.text(q)}) ⊙ (σ² + {last.eps:g})^(−1)",
             rf"({shift.latex(q_latex)})\odot(\sigma^2+\epsilon)^{{-1}}",
         )
+    elif type(last) is Scale:
+        square, square_latex = ("c²", "c^2") if last.learnable else (f"{last.start**2:g}",) * 2
+        q, q_latex = f"{square} {operand(q)}", rf"{square_latex}\,{operand(q_latex)}"
     elif type(last) is Recenter:
         q, q_latex = last.text(q), last.latex(q_latex)
     else:
         q, q_latex = f"({q} − a) ⊙ c²", rf"({q_latex}-a)\odot c^2"
+    if earlier:
+        k, k_latex = f"[{k}]", f"[{k_latex}]"
     return (
         f"f(q_i) = Σ_{{j∈S}} softmax_j([{q}]·{k}/√D) v_j",
         rf"f(q_i)=\sum_{{j\in S}}\mathrm{{softmax}}_j\Big([{q_latex}]^\top {k_latex}/\sqrt{{D}}\Big)\,v_j",

@@ -25,6 +25,7 @@ from ..primal import (
     Primal,
     RandomFeatures,
     Recenter,
+    Scale,
     Sparse,
     TrainingSet,
 )
@@ -142,7 +143,7 @@ def pieces_of(pattern: Pattern, length: int) -> tuple[Piece, ...] | None:
 
 def is_affine(map_: PointMap) -> bool:
     """Whether the map is x ↦ (x − shift) ⊙ scale, and nothing else."""
-    return _inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine")
+    return type(map_) is Scale or (_inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine"))
 
 
 class Beta(NamedTuple):

@@ -119,7 +119,7 @@ class Problem:
         ]
 
     def _masks_of(self, heads: tuple[int, ...]) -> Problem:
-        per_head = {name for map_ in self.primal.inputs for name in map_.per_head}
+        by_head = {name for map_ in self.primal.inputs for name in map_.by_head}
 
         def mask(m: Tensor | None) -> Tensor | None:
             return m if m is None or m.shape[1] == 1 else pick(m, 1, heads)
@@ -128,7 +128,7 @@ class Problem:
             self,
             attn_hidden=mask(self.attn_hidden),
             attn_bias=mask(self.attn_bias),
-            parameters={n: pick(p, 0, heads) if n in per_head else p for n, p in self.parameters.items()},
+            parameters={n: pick(p, 0, heads) if n in by_head else p for n, p in self.parameters.items()},
         )
 
 

@@ -10,13 +10,14 @@ from .normalizers import KernelSum, Normalizer, Unit
 from .patterns import Fixed, Pattern, Strided, Window
 from .pooled import Pooled
 from .rotary import Rotary
+from .scale import Scale
 from .sparse import Sparse
 from .training_sets import AllKeys, Points, TrainingSet
 
 __all__ = [
     "AllKeys", "BatchNorm", "DepthwiseConv1d", "DepthwiseConv2d", "EluPlusOne", "Exponential", "FeatureMap",
     "Fixed", "InputMap", "KernelSum", "Moments", "Normalizer", "Pattern", "PointMap", "Points", "Pooled",
-    "PositionMap", "Primal", "RandomFeatures", "Recenter", "RmsNorm", "Rotary", "Sparse", "Spec", "Strided",
-    "Taylor", "TokenMap", "TrainingSet", "Unit", "UnknownKindError", "Window", "about", "as_primal", "mechanism",
-    "mechanisms",
+    "PositionMap", "Primal", "RandomFeatures", "Recenter", "RmsNorm", "Rotary", "Scale", "Sparse", "Spec",
+    "Strided", "Taylor", "TokenMap", "TrainingSet", "Unit", "UnknownKindError", "Window", "about", "as_primal",
+    "mechanism", "mechanisms",
 ]  # fmt: skip

@@ -24,8 +24,10 @@ class Moments(NamedTuple):
 class InputMap(Spec):
     """Base class of both kinds of input map: `TokenMap` before pooling, `PointMap` after it."""
 
-    per_head: ClassVar[tuple[str, ...]] = ()
-    """Names of the learned tensors whose first dimension is the head."""
+    @property
+    def by_head(self) -> tuple[str, ...]:
+        """Names of the learned tensors whose first dimension is the head."""
+        return ()
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         """Initial values of what is learned, by name."""
@@ -107,11 +109,14 @@ class Recenter(PointMap):
 
     beta: float = 1.0
     learnable: bool = False
-    per_head: ClassVar[tuple[str, ...]] = ("beta",)
     needs: ClassVar[Literal["nothing", "mean", "variance"]] = "mean"
 
     def __post_init__(self) -> None:
         _check_finite("Recenter", "beta", self.beta)
+
+    @property
+    def by_head(self) -> tuple[str, ...]:
+        return ("beta",)
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         return {"beta": torch.full((heads,), float(self.beta))} if self.learnable else {}
@@ -134,12 +139,15 @@ class BatchNorm(PointMap):
     eps: float = 1e-5
     beta: float = 1.0
     learnable: bool = False
-    per_head: ClassVar[tuple[str, ...]] = ("beta",)
     needs: ClassVar[Literal["nothing", "mean", "variance"]] = "variance"
 
     def __post_init__(self) -> None:
         _check_finite("BatchNorm", "beta", self.beta)
         _check_finite("BatchNorm", "eps", self.eps, least=0.0)
+
+    @property
+    def by_head(self) -> tuple[str, ...]:
+        return ("beta",)
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         return {"beta": torch.full((heads,), float(self.beta))} if self.learnable else {}

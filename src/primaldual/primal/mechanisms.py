@@ -12,6 +12,7 @@ from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm, TokenMap
 from .patterns import Fixed, Pattern, Strided, Window
 from .pooled import Pooled
 from .rotary import Rotary
+from .scale import Scale
 from .sparse import Sparse
 from .training_sets import AllKeys, TrainingSet
 
@@ -40,7 +41,7 @@ _OPTIONS = {
     "conv2d": ("size", "grid", "prefix"),
     "linear": ("features",),
     "sparse": ("pattern", "stride"),
-    "qk-norm": ("eps",),
+    "qk-norm": ("eps", "temperature"),
 }
 """Of each part of a name."""
 _ANY = ("rotary",)
@@ -64,6 +65,7 @@ def mechanism(name: str, **options: Any) -> Primal:
         name: one of `mechanisms()`.
         beta, learnable, full, eps: with `bn`: β (1), learned per head (False), the full batch norm (False), its ε
             (1e-5). `eps` also goes with `qk-norm` (1e-6).
+        temperature: with `qk-norm`: a learned `Scale` of the scores, one per head (False).
         scales, how, prefix, grid: with `sh`: as in `Pooled`.
         size, causal, grid, prefix: with `conv1d`, `conv2d`: kernel size (5, or (2, 2)), causal form (1-D), patch grid,
             tokens before the patches, such as 1 for a class token.
@@ -92,7 +94,8 @@ def mechanism(name: str, **options: Any) -> Primal:
     if "bn" in parts:
         inputs = (_batch_norm(name, given),)
     elif "qk-norm" in parts:
-        inputs = (RmsNorm(**_take(given, "qk-norm")),)
+        tempered = given.pop("temperature", False)
+        inputs = (RmsNorm(**_take(given, "qk-norm")), *((Scale(learnable=True),) if tempered else ()))
     elif "conv1d" in parts:
         inputs = (DepthwiseConv1d(**_take(given, "conv1d")),)
     elif "conv2d" in parts:

@@ -55,7 +55,7 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     pooling = pooling_of(p.primal.training_set)
     assert pooling is not None
     primal = _unpooled(p)
-    per_head = {name for map_ in primal.inputs for name in map_.per_head}
+    by_head = {name for map_ in primal.inputs for name in map_.by_head}
     queries = p.split(linear(p.x, *p.layer.weights_of("q")))
     groups = expansion.calls(p.layer.num_heads)
     outputs = []
@@ -65,7 +65,7 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
         out = attention(
             pick(queries, 1, heads), _project(p, "k", points, heads), _project(p, "v", value_points, heads),
             primal, key_padding_mask=mask, dropout_p=p.dropout_p, impl=p.executor, scale=p.layer.scale,
-            parameters={n: pick(x, 0, heads) if n in per_head else x for n, x in p.parameters.items()},
+            parameters={n: pick(x, 0, heads) if n in by_head else x for n, x in p.parameters.items()},
         )  # fmt: skip
         assert isinstance(out, Tensor)
         outputs.append(out)
