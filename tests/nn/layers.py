@@ -44,6 +44,9 @@ LAYERS = NAMED | {
     "clustered": mechanism("sh", scales=(2, 1, 2, 3), how="kmeans"),
     "convolved and pooled": Primal(inputs=(DepthwiseConv1d(4),), training_set=Pooled((2, 1, 2, 1))),
     "causal convolution": mechanism("conv1d", size=3, causal=True),
+    "convolution of each channel, pooled": Primal(
+        inputs=(DepthwiseConv1d(4, channels="each"),), training_set=Pooled((2, 1, 2, 1))
+    ),
     "temperature": Primal(inputs=(RmsNorm(), Scale(1.5, learnable=True)), training_set=Pooled((2, 1, 2, 1))),
     "one temperature": Primal(inputs=(Scale(1.5, learnable=True, per_head=False),), training_set=Pooled((2, 1, 2, 1))),
     "rotary": mechanism("bn+sh", rotary=Rotary(7.0), scales=(2, 1, 2, 1)),

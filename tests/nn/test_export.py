@@ -13,6 +13,7 @@ MECHANISMS = {name: mechanism(name) for name in ("softmax", "bn", "sh", "bn+sh",
 MECHANISMS |= {
     "full bn+sh": mechanism("bn+sh", full=True),
     "linear-sh": mechanism("linear-sh"),
+    "conv1d of each channel": mechanism("conv1d", channels="each"),
     "rotary": mechanism("bn+sh", rotary=True),
     "temperature": mechanism("qk-norm", temperature=True),
     "sparse": mechanism("sparse", pattern=Strided(32)),

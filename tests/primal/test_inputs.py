@@ -132,6 +132,24 @@ def test_a_1d_convolution_is_torchs_with_one_kernel_for_all_channels(size, causa
     torch.testing.assert_close(DepthwiseConv1d(size, causal).tokens(x, {"conv_kernel": kernel}), expected, **TIGHT)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["centred", "causal"])
+def test_a_kernel_for_each_channel_is_torchs_depthwise_convolution(causal):
+    map_, x = DepthwiseConv1d(4, causal, channels="each"), tokens()
+    assert torch.equal(map_.tokens(x, {}), x) and torch.equal(map_.tokens(x, map_.learned(2, 3)), x)
+    kernel = torch.randn(2, 3, 4, dtype=torch.float64)
+    left = 3 if causal else 1
+    for head in range(2):
+        channels = pad(x[:, head].mT, (left, 3 - left))
+        expected = conv1d(channels, kernel[head][:, None], groups=3).mT
+        torch.testing.assert_close(map_.tokens(x, {"conv_kernel": kernel})[:, head], expected, **TIGHT)
+
+
+def test_kernels_are_for_one_or_each():
+    assert DepthwiseConv1d(channels="each").by_head == ("conv_kernel",) and not DepthwiseConv1d().by_head
+    with pytest.raises(ValueError, match="DepthwiseConv1d: channels must be one of one, each; got 'all'"):
+        DepthwiseConv1d(channels="all")
+
+
 def test_a_causal_convolution_does_not_look_ahead():
     x, kernel = tokens(), torch.randn(4, dtype=torch.float64)
     later = x.clone()

@@ -81,6 +81,7 @@ def test_the_primal_without_arguments_is_softmax_attention():
         ("sh", {"scales": (1, 4), "how": "max", "prefix": 1}, Primal(training_set=Pooled((1, 4), "max", 1))),
         ("sh", {"scales": [1, 4], "grid": (4, 4)}, Primal(training_set=Pooled((1, 4), grid=(4, 4)))),
         ("conv1d", {"size": 3, "causal": True}, Primal(inputs=(DepthwiseConv1d(3, causal=True),))),
+        ("conv1d", {"channels": "each"}, Primal(inputs=(DepthwiseConv1d(5, channels="each"),))),
         ("conv2d", {"size": 3, "grid": (2, 5), "prefix": 1}, Primal(inputs=(DepthwiseConv2d((3, 3), (2, 5), 1),))),
         ("linear", {"features": Taylor(2)}, Primal(Taylor(2))),
         ("sparse", {"pattern": "fixed"}, Primal(training_set=Sparse(Fixed()))),

@@ -58,6 +58,7 @@ PARTS = [
     Scale(2.0, learnable=True, per_head=False),
     Rotary(500.0, fraction=0.5),
     DepthwiseConv1d(4, causal=True),
+    DepthwiseConv1d(4, channels="each"),
     DepthwiseConv2d((3, 2), grid=(4, 5), prefix=1),
     AllKeys(),
     Pooled(),
@@ -233,6 +234,11 @@ def test_every_part_says_what_it_is_in_one_line(spec):
 def test_a_part_with_nothing_to_say_is_its_name_at_the_point():
     assert ShiftedSquare(0.25).text("q") == "ShiftedSquare(q)"
     assert ShiftedSquare(0.25).latex("q") == r"\mathrm{ShiftedSquare}(q)"
+
+
+def test_what_a_part_was_given_since_is_recorded_where_it_is_used():
+    assert DepthwiseConv1d(4).to_dict() == {"kind": "DepthwiseConv1d", "size": 4, "causal": False}
+    assert DepthwiseConv1d(4, channels="each").to_dict()["channels"] == "each"
 
 
 @pytest.mark.parametrize("primal", OWN.values(), ids=OWN)

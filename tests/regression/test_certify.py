@@ -40,6 +40,7 @@ VARIANTS = {
     "scales": mechanism("sh", scales=(1, 3, 2, 8, 5)),
     "fixed": mechanism("sparse-bn+sh", pattern=Fixed(4, 2)),
     "grid": mechanism("conv2d", grid=(3, 5), prefix=1),
+    "conv1d, each channel": mechanism("conv1d", channels="each"),
     "temperature": mechanism("qk-norm", temperature=True),
     "scaled, finite": Primal(mechanism("linear").features, inputs=(Scale(1.5, learnable=True),)),
     "rotary": mechanism("bn+sh", rotary=True),

@@ -47,6 +47,7 @@ VARIANTS: dict[str, Primal] = {
     "sh-conv": mechanism("bn+sh", how="conv"),
     "sh-kmeans": mechanism("bn+sh", how="kmeans"),
     "sh-conv1d-causal": Primal(inputs=(DepthwiseConv1d(3, causal=True),), training_set=Pooled(SCALES)),
+    "conv1d-each": mechanism("conv1d", size=3, channels="each"),
     "rotary": mechanism("bn+sh", rotary=Rotary(7.0), scales=SCALES),  # fast enough to show at a test's lengths
     "rotary-partly": Primal(inputs=(Rotary(7.0, 0.5), RmsNorm())),
     "rotary-prefix": Primal(inputs=(Rotary(7.0),), training_set=Pooled(SCALES, prefix=3)),

@@ -19,6 +19,7 @@ OPTIONS: dict[str, Any] = {
     "prefix": Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")],
     "size": Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")],
     "causal": Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")],
+    "channels": Annotated[str | None, typer.Option(help="`conv1d`: `one` kernel for all channels, or `each` its own.")],
     "grid": Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")],
     "temperature": Annotated[
         bool | None, typer.Option("--temperature", help="`qk-norm`: learn a factor on the scores, one per head.")

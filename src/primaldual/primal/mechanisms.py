@@ -37,7 +37,7 @@ _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window
 _OPTIONS = {
     "bn": ("beta", "learnable", "full", "eps"),
     "sh": ("scales", "how", "prefix", "grid"),
-    "conv1d": ("size", "causal"),
+    "conv1d": ("size", "causal", "channels"),
     "conv2d": ("size", "grid", "prefix"),
     "linear": ("features",),
     "sparse": ("pattern", "stride"),
@@ -69,6 +69,7 @@ def mechanism(name: str, **options: Any) -> Primal:
         scales, how, prefix, grid: with `sh`: as in `Pooled`.
         size, causal, grid, prefix: with `conv1d`, `conv2d`: kernel size (5, or (2, 2)), causal form (1-D), patch grid,
             tokens before the patches, such as 1 for a class token.
+        channels: with `conv1d`: "one" kernel for all channels, or "each" its own.
         pattern, stride: with `sparse`: a `Pattern`, or "strided", "fixed" or "window" (of 32 keys); the stride (32) of
             the strided one, or "sqrt" for round(√N), N the padded, pooled length, as the paper's tables here were run.
         features: with `linear`: another finite Φ.
