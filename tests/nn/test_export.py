@@ -14,6 +14,7 @@ MECHANISMS |= {
     "full bn+sh": mechanism("bn+sh", full=True),
     "linear-sh": mechanism("linear-sh"),
     "conv1d of each channel": mechanism("conv1d", channels="each"),
+    "alibi+sh": mechanism("alibi+sh"),
     "rotary": mechanism("bn+sh", rotary=True),
     "temperature": mechanism("qk-norm", temperature=True),
     "sparse": mechanism("sparse", pattern=Strided(32)),

@@ -15,6 +15,7 @@ from primaldual.primal import (
     Exponential,
     Fixed,
     KernelSum,
+    Laplace,
     Pooled,
     Recenter,
     RmsNorm,
@@ -44,12 +45,14 @@ STATED = {
     "sparse-sh": Primal(training_set=Sparse(Strided(), Pooled())),
     "sparse-bn+sh": Primal(inputs=(Recenter(1.0),), training_set=Sparse(Strided(), Pooled())),
     "qk-norm": Primal(inputs=(RmsNorm(),)),
+    "alibi": Primal(Laplace()),
+    "alibi+sh": Primal(Laplace(), training_set=Pooled()),
 }
 
 
-def test_every_name_of_the_paper_and_its_rival_is_there():
+def test_every_name_is_there():
     assert set(mechanisms()) == set(STATED)
-    assert len(mechanisms()) == 15
+    assert len(mechanisms()) == 17
 
 
 @pytest.mark.parametrize("name", mechanisms())
@@ -90,6 +93,11 @@ def test_the_primal_without_arguments_is_softmax_attention():
         ("sparse", {"pattern": Window(7)}, Primal(training_set=Sparse(Window(7)))),
         ("qk-norm", {"eps": 1e-3}, Primal(inputs=(RmsNorm(1e-3),))),
         ("qk-norm", {"temperature": True}, Primal(inputs=(RmsNorm(), Scale(learnable=True)))),
+        (
+            "alibi+sh",
+            {"slopes": (0.5, 0.1), "scales": (1, 2)},
+            Primal(Laplace((0.5, 0.1)), training_set=Pooled((1, 2))),
+        ),
         ("softmax", {"rotary": True}, Primal(inputs=(Rotary(),))),
         ("softmax", {"rotary": False}, Primal()),
         ("bn+sh", {"rotary": Rotary(500.0)}, Primal(inputs=(Rotary(500.0), Recenter(1.0)), training_set=Pooled())),
@@ -129,12 +137,16 @@ def test_an_unknown_name_is_an_error_that_offers_the_nearest(given, nearest):
 
 @pytest.mark.parametrize("given", ["BN", "bn_sh", "SH-BN"])
 def test_the_same_words_written_differently_are_the_one_suggestion(given):
-    with pytest.raises(ValueError, match=r"did you mean '[bnsh+]+'\? There are: softmax, bn, sh, .*qk-norm$"):
+    with pytest.raises(
+        ValueError, match=r"did you mean '[bnsh+]+'\? There are: softmax, bn, sh, .*qk-norm, alibi, alibi[+]sh$"
+    ):
         mechanism(given)
 
 
 def test_an_unknown_name_near_nothing_is_an_error_that_lists_all():
-    with pytest.raises(ValueError, match=r"unknown mechanism 'zzz'\. There are: softmax, bn, sh, .*qk-norm$"):
+    with pytest.raises(
+        ValueError, match=r"unknown mechanism 'zzz'\. There are: softmax, bn, sh, .*qk-norm, alibi, alibi[+]sh$"
+    ):
         mechanism("zzz")
 
 

@@ -13,6 +13,7 @@ from primaldual.primal import (
     BatchNorm,
     DepthwiseConv1d,
     Fixed,
+    Laplace,
     Pooled,
     RandomFeatures,
     Recenter,
@@ -47,6 +48,10 @@ VARIANTS: dict[str, Primal] = {
     "sh-conv": mechanism("bn+sh", how="conv"),
     "sh-kmeans": mechanism("bn+sh", how="kmeans"),
     "sh-conv1d-causal": Primal(inputs=(DepthwiseConv1d(3, causal=True),), training_set=Pooled(SCALES)),
+    "alibi-bn+sh": Primal(features=Laplace(), inputs=(Recenter(0.5),), training_set=Pooled(SCALES, prefix=2)),
+    "alibi-rms": Primal(features=Laplace(), inputs=(Rotary(7.0), RmsNorm())),
+    "alibi-unit": Primal(features=Laplace(), normalizer=Unit(), training_set=Pooled(SCALES)),
+    "alibi-sparse": Primal(features=Laplace(), training_set=Sparse(Window(3), Pooled(SCALES))),
     "conv1d-each": mechanism("conv1d", size=3, channels="each"),
     "rotary": mechanism("bn+sh", rotary=Rotary(7.0), scales=SCALES),  # fast enough to show at a test's lengths
     "rotary-partly": Primal(inputs=(Rotary(7.0, 0.5), RmsNorm())),

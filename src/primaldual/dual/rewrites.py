@@ -42,7 +42,7 @@ class RowConstantsCancel(Rewrite):
 
     @staticmethod
     def refusal(primal: Primal) -> str | None:
-        if not form_of(primal).softmax:
+        if not form_of(primal).cancels:
             return "nothing cancels unless κ is exponential and h the kernel sum"
         last = primal.point_maps[-1] if primal.point_maps else None
         if last is None or not is_affine(last):

@@ -144,7 +144,7 @@ class SolvedAttention(MultiheadAttention):
         places = torch.arange(queries.shape[2], device=queries.device) + problem.query_offset
         queries = self.primal.on_tokens(queries, places, parameters)
         # a query that sees no key gets zeros
-        weights = made.weights(queries).where(made.visible.any(-1)[..., None, None], 0.0)
+        weights = made.weights(queries, places).where(made.visible.any(-1)[..., None, None], 0.0)
         p = problem.dropout_p
         finite = self.primal.features.finite  # as in `attention`: a finite Φ drops entries of the output
         weights = weights if finite else dropout(weights, p)

@@ -119,7 +119,7 @@ class Problem:
         ]
 
     def _masks_of(self, heads: tuple[int, ...]) -> Problem:
-        by_head = {name for map_ in self.primal.inputs for name in map_.by_head}
+        by_head = {name for map_ in self.primal.inputs for name in map_.by_head} | {*self.primal.features.by_head}
 
         def mask(m: Tensor | None) -> Tensor | None:
             return m if m is None or m.shape[1] == 1 else pick(m, 1, heads)
@@ -177,9 +177,11 @@ def state(
         wide = torch.promote_types(q.dtype, torch.float32)
         given = start(primal.features, "state", (D,), wide, q.device) | given
     learned = primal.learned(H, D)
+    of_heads = start(primal.features, "of_heads", (H,), torch.promote_types(q.dtype, torch.float32), q.device)
     given = _check_parameters(given, learned, primal.features.fixed)
     if learned.keys() - given.keys():
         given = start(primal, "learned", (H, D), q.dtype, q.device) | given
+    given |= of_heads
 
     key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
     query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))
@@ -270,7 +272,7 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
 def _start(
     part: Primal | FeatureMap, of: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """The tensors that a part begins with, "learned" or "state" of it, where the caller gives no others."""
+    """The tensors that a part begins with, "learned", "state" or "of_heads", where the caller gives no others."""
     return {name: x.to(device, dtype) for name, x in getattr(part, of)(*sizes).items()}
 
 

@@ -9,6 +9,7 @@ from ._primal import Primal
 from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap
 from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm, TokenMap
+from .laplace import Laplace
 from .patterns import Fixed, Pattern, Strided, Window
 from .pooled import Pooled
 from .rotary import Rotary
@@ -32,6 +33,8 @@ _ABOUT = {
     "sparse-sh": "Sparse Attention-SH",
     "sparse-bn+sh": "Sparse Attention-BN+SH",
     "qk-norm": "QK-norm, BN's rival",
+    "alibi": "ALiBi",
+    "alibi+sh": "Attention-SH, ALiBi",
 }
 _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window": Window()}
 _OPTIONS = {
@@ -42,6 +45,7 @@ _OPTIONS = {
     "linear": ("features",),
     "sparse": ("pattern", "stride"),
     "qk-norm": ("eps", "temperature"),
+    "alibi": ("slopes",),
 }
 """Of each part of a name."""
 _ANY = ("rotary",)
@@ -73,6 +77,7 @@ def mechanism(name: str, **options: Any) -> Primal:
         pattern, stride: with `sparse`: a `Pattern`, or "strided", "fixed" or "window" (of 32 keys); the stride (32) of
             the strided one, or "sqrt" for round(√N), N the padded, pooled length, as the paper's tables here were run.
         features: with `linear`: another finite Φ.
+        slopes: with `alibi`: one slope per head, as in `Laplace`.
         rotary: with every name: rotary positions (False), after a convolution; True for `Rotary()`, or a `Rotary`.
 
     >>> mechanism("bn", beta=0.6).inputs
@@ -92,6 +97,8 @@ def mechanism(name: str, **options: Any) -> Primal:
         features = given.pop("features", EluPlusOne())
         if not isinstance(features, FeatureMap) or not features.finite:
             raise ValueError(f"mechanism {name!r}: features must be a finite feature map, got {features!r}")
+    if "alibi" in parts:
+        features = Laplace(**_take(given, "alibi"))
     if "bn" in parts:
         inputs = (_batch_norm(name, given),)
     elif "qk-norm" in parts:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..dual.form import knows_positions
 from ..ops import checks
 from ..primal import Primal, as_primal
 from ..primal._spec import is_number
@@ -72,7 +73,7 @@ class Fit:
         checks.query_offset(query_offset, self.primal.mixing_maps)
         places = torch.arange(x.shape[2], device=x.device) + query_offset
         x = self.primal.on_tokens(x, places, self.design.parameters)
-        weights = self.design.weights(x)
+        weights = self.design.weights(x, places)
         values = self.values.reshape(*self.design.keys.shape[:2], *self.values.shape[-2:])
         bias = self.bias.reshape(*self.design.keys.shape[:2], 1, -1)
         if by == "dual":
@@ -86,7 +87,7 @@ class Fit:
     def _through_w(self, x: Tensor, values: Tensor) -> Tensor:
         """W Φ(Tx)/h(Tx), W = Σ_j (α_j − α̃_j) Φ(Tk_j)ᵀ/h(k_j)."""
         primal, parameters = self.design.primal, self.design.parameters
-        if not primal.features.finite:
+        if not primal.features.finite or knows_positions(primal.features):
             raise ValueError(
                 f"{primal.features!r} has infinitely many features, so W cannot be written out; use by='dual'"
             )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ...dual import Expansion, GroupHeadsByScale, PoolBeforeProjection, Rewrite
-from ...dual.form import pooling_of
+from ...dual.form import knows_positions, pooling_of
 from ...primal import AllKeys, Pooled, Primal
 from .._attention import attention
 from ..estimates import Estimate
@@ -30,6 +30,8 @@ def refusal(p: LayerProblem) -> str | None:
     """Why this route cannot compute the problem; None where it can."""
     if pooling_of(p.primal.training_set) is None or p.form.subset != "all" or max(p.scales) == 1:
         return "no head is fitted to pooled keys alone"
+    if knows_positions(p.primal.features):
+        return "a kernel of positions asks where the tokens of a point stand"
     if reason := PoolBeforeProjection.refusal(p.primal):
         return reason
     if p.layer.convolutions is not None:
