@@ -177,11 +177,11 @@ def state(
         wide = torch.promote_types(q.dtype, torch.float32)
         given = start(primal.features, "state", (D,), wide, q.device) | given
     learned = primal.learned(H, D)
-    of_heads = start(primal.features, "of_heads", (H,), torch.promote_types(q.dtype, torch.float32), q.device)
     given = _check_parameters(given, learned, primal.features.fixed)
     if learned.keys() - given.keys():
         given = start(primal, "learned", (H, D), q.dtype, q.device) | given
-    given |= of_heads
+    if primal.features.by_head:
+        given |= start(primal.features, "of_heads", (H,), torch.promote_types(q.dtype, torch.float32), q.device)
 
     key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
     query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))

@@ -59,8 +59,12 @@ class Design:
         """Numbers of tokens that pool to these of points: [B, H, W, C] to [B, H, N, C]."""
         return unpool(y, self.owner, self.shares)
 
-    def weights(self, x: Tensor, places: Tensor) -> Tensor:
-        """κ(Tx_i, Tk_j) / h(Tx_i) of points [B, H, L, D] that stand at `places` [L], or [B, H, L]: [B, H, L, W]."""
+    def weights(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        """κ(Tx_i, Tk_j) / h(Tx_i): [B, H, L, D] to [B, H, L, W], for points x at `places`, [L] or [B, H, L].
+
+        Without `places` they stand at 0, 1, …
+        """
+        places = torch.arange(x.shape[2], device=x.device) if places is None else places
         x, keys = self.mapped(x)
         take = self.visible.unsqueeze(2)
         added = log_positions(self.primal, places, self.places, self.parameters)
