@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -95,16 +95,19 @@ class LanguageConfig(LanguageSizes):
 class LanguageModel(nn.Module):
     """Which token comes next? A norm before each part, SwiGLU, and one table for the tokens on both sides.
 
-        x_t = E[s_t] (+ p_t);   x ← x + attention(norm(x));   x ← x + D (silu(G z) ⊙ U z), z = norm(x);   y_t = E norm(x_t)
+        x_t = E[s_t] (+ p_t);   y_t = E norm(x_t);   in each layer between them
+        x ← x + attention(norm(x));   x ← x + D (silu(G z) ⊙ U z), z = norm(x)
 
     Norms are RMS norms, linear maps have no bias, and there is no dropout. Weights start with a standard deviation of
-    0.02, those of the two products that add to x with 0.02 / √(2 layers). Where the weights are of 16 bits, x, norms and
-    sums stay in float32, as under `torch.autocast`, and products are of 16 bits.
+    0.02, those of the two products that add to x with 0.02 / √(2 layers). Where the weights are of 16 bits, so are the
+    products; x and the norms stay in float32, as under `torch.autocast`.
 
     >>> model = LanguageModel(LanguageConfig(d_model=32, heads=2, layers=2, feedforward=64, vocabulary=256))
     >>> model(torch.randint(256, (2, 50))).shape
     torch.Size([2, 50, 256])
     """
+
+    positions: nn.Parameter | None
 
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
