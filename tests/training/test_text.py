@@ -177,7 +177,9 @@ def test_a_run_is_known_by_its_text_and_its_mechanism(tmp_path):
 
 
 def test_an_unknown_size_is_refused_with_those_that_are_known():
-    with pytest.raises(ValueError, match="unknown size 'smal'; did you mean 'small'.*small, medium, large, xlarge"):
+    with pytest.raises(
+        ValueError, match=r"unknown size 'smal'; did you mean 'small'.*tiny, small, medium, large, xlarge"
+    ):
         text_recipe("smal")
 
 

@@ -21,9 +21,11 @@ POSITIONS = ("learned", "none")
 class LanguageSizes(Spec):
     """A `LanguageModel` but for its text and its mechanism.
 
-    The sizes that `LANGUAGE_SIZES` has names for, with their parameters for bytes without learned positions:
+    The sizes that `LANGUAGE_SIZES` has names for, with their parameters for bytes without learned positions. Context is
+    1,024, and 256 for the tiny one, which is to try things out on a CPU.
 
         name      layers  d_model  heads  feedforward   parameters
+        tiny           4      128      4          352      836,736
         small          6      384      6         1024   10,720,128
         medium         8      512      8         1408   25,829,888
         large         12      768     12         2048   85,150,464
@@ -52,6 +54,7 @@ class LanguageSizes(Spec):
 
 
 LANGUAGE_SIZES = {
+    "tiny": LanguageSizes(128, 4, 4, 352, context=256),
     "small": LanguageSizes(),
     "medium": LanguageSizes(512, 8, 8, 1408),
     "large": LanguageSizes(768, 12, 12, 2048),

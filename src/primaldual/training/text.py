@@ -28,10 +28,10 @@ class TextTask(Task):
 
     The text lies on the device once, as compact as on the disk; a batch is read from there. Cases are windows, of as
     many tokens as the model has context. They lie side by side, so that an epoch passes every token once, and each
-    begins anew: its first tokens are predicted from few. The last window of a part ends where the part ends, over some of the
-    one before, which an evaluation leaves out: there, every token of a part is predicted once. What is reported is the
-    sum of −log₂ p over all of them, separators among them, divided by the bytes of the documents with one for each
-    separator; so it is comparable between tokenizers.
+    begins anew: its first tokens are predicted from few. The last window of a part ends where the part ends, over some
+    of the one before, which an evaluation leaves out: there, every token of a part is predicted once. What is reported
+    is the sum of −log₂ p over all of them, separators among them, divided by the bytes of the documents with one for
+    each separator; so it is comparable between tokenizers.
 
     Members compute in turn: one of these models fills a device, and the memory for the activations is that of one.
 

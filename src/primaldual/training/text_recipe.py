@@ -9,7 +9,7 @@ from ..models import LANGUAGE_SIZES
 from .recipe import Recipe
 from .schedule import Cosine
 
-RATES = {"small": 1e-3, "medium": 8e-4, "large": 6e-4, "xlarge": 3e-4}
+RATES = {"tiny": 3e-3, "small": 1e-3, "medium": 8e-4, "large": 6e-4, "xlarge": 3e-4}
 """The highest learning rate of each size."""
 
 
