@@ -30,17 +30,19 @@ def language_plot(found: LanguageTable) -> bytes | None:
 
 
 def _panel(axes: Axes, cells: dict[str, LanguageCell]) -> None:
-    late = []
+    late, first = [], []
     for name, cell in cells.items():
         if not cell.ended:
             continue
         flops, low, middle, high = curve(cell)
         axes.fill_between(flops, low, high, color=_colour(name), alpha=0.15, lw=0)
         axes.plot(flops, middle, color=_colour(name))
-        late += middle[len(middle) // 3 :]
+        late += middle[len(middle) // 6 :]
+        first.append(flops[len(flops) // 6])
     axes.set_xscale("log")
-    top, bottom = max(late), min(late)
-    axes.set_ylim(bottom - 0.08 * (top - bottom or 1), top + 0.25 * (top - bottom or 1))
+    top, bottom = max(late), min(late)  # without the fall of the first steps, which is the same for all
+    axes.set_ylim(bottom - 0.08 * (top - bottom or 1), top + 0.08 * (top - bottom or 1))
+    axes.set_xlim(left=0.95 * min(first))
     axes.grid(axis="y")
 
 
