@@ -142,6 +142,7 @@ def test_decay_is_for_matrices_that_are_no_kernels_alone():
     decayed = {name.rpartition("layers.0.")[2] for name, shape in shapes.items() if task.decays(name, shape)}
     mine = {"self_attn.in_proj_weight", "self_attn.out_proj.weight", "gate_and_up.weight", "down.weight"}
     assert {"tokens.weight", *mine} <= decayed and not any("norm" in name or "learned" in name for name in decayed)
+    assert not task.decays("layers.0.self_attn.learned.conv_kernel", torch.Size([5, 8]))
     one = Ensemble(task, tiny(), [0], CPU)
     before = {name: x.clone() for name, x in one.weights.named(one.weights.matrix)}
     for _ in range(2):  # the gradient is nothing: what changes, decays
