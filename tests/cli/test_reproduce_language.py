@@ -96,7 +96,11 @@ def test_a_dry_run_says_what_would_run_and_where_to_get_the_text(tmp_path, monke
 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
-    [("--only", "big", "has no size 'big'"), ("--mechanisms", "shh", "has no mechanism 'shh'; did you mean 'sh'?")],
+    [
+        ("--only", "big", "has no size 'big'"),
+        ("--mechanisms", "shh", "there is no mechanism 'shh'; did you mean 'sh'?"),
+        ("--mechanisms", "conv1d", "looks ahead"),
+    ],
 )
 def test_unknown_names_are_one_line(tmp_path, option, value, message):
     result = call(tmp_path, tmp_path / "runs", option, value)

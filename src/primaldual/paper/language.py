@@ -10,6 +10,7 @@ from typing import Any
 
 from ..models import LANGUAGE_SIZES
 from ..primal import Primal, mechanism
+from ..primal import mechanisms as named
 from ..training import text_recipe
 from .job import Job, some
 
@@ -21,10 +22,8 @@ SEEDS = 3
 MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("softmax", {}),
     "sh": ("sh", {}),
-    "bn": ("bn", {}),
-    "bn+sh": ("bn+sh", {}),
     "qk-norm": ("qk-norm", {}),
-    "conv": ("conv1d", {"causal": True}),
+    "bn": ("bn", {}),
 }
 """By the name of its column: the name of a mechanism, and its settings but for the scales of scaled heads."""
 
@@ -47,7 +46,7 @@ def stated(column: str, heads: int) -> Primal:
     >>> stated("sh", 6).training_set.scales
     (1, 1, 2, 2, 4, 4)
     """
-    name, settings = MECHANISMS[column]
+    name, settings = MECHANISMS.get(column, (column, {}))
     own = {"scales": scales(heads)} if "sh" in name.split("+") else {}
     return mechanism(name, **settings, **own)
 
@@ -62,7 +61,7 @@ def jobs(
 
     Args:
         only: some of `LANGUAGE_SIZES`; small and large unless given.
-        mechanisms: some of `MECHANISMS`.
+        mechanisms: of `MECHANISMS`, all of which are taken unless given, or others by their names.
         seeds: of each.
         changes: to the recipes, such as `steps=2`.
 
@@ -70,7 +69,8 @@ def jobs(
     ['sh, small']
     """
     sizes = some(f"{NAME} has no size", only or SIZES, tuple(LANGUAGE_SIZES))
-    columns = some(f"{NAME} has no mechanism", mechanisms or tuple(MECHANISMS), tuple(MECHANISMS))
+    known = tuple(dict.fromkeys((*MECHANISMS, *named())))
+    columns = some("there is no mechanism", mechanisms or tuple(MECHANISMS), known)
     return {
         (size, column): Job(
             DATA, f"{column}, {size}", stated(column, LANGUAGE_SIZES[size].heads), text_recipe(size, **changes),
