@@ -220,10 +220,14 @@ class Training:
 
     def _test_chosen(self) -> None:
         """What the weights that validation chose give on the test part, to where they stand in the history."""
+        more = self.ensemble.task.metric.more_is_better
+        best = [best_at(history["validation"], more) if history["validation"] else None for history in self.history]
+        if all(i is None or history["test"][i] is not None for i, history in zip(best, self.history, strict=True)):
+            return  # they are the last ones
         values = self.ensemble.evaluate("test").tolist()
-        for history, value in zip(self.history, values, strict=True):
-            if history["validation"]:
-                history["test"][best_at(history["validation"], self.ensemble.task.metric.more_is_better)] = value
+        for i, history, value in zip(best, self.history, values, strict=True):
+            if i is not None:
+                history["test"][i] = value
 
     def _of_model(self) -> dict[str, Tensor]:
         return {n: x for n, x in self.ensemble.tensors().items() if n == "weights" or n.startswith("buffers.")}

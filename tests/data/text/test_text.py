@@ -115,6 +115,10 @@ def test_every_byte_of_what_is_kept_can_be_checked(tmp_path, cache):
     (folder / "manifest.json").write_text(json.dumps(about | {"version": 99}))
     with pytest.raises(DataError, match="prepared by version 99"):
         store.read(folder)
+    parts = about["parts"] | {"test": about["parts"]["test"] | {"start": 0}}
+    (folder / "manifest.json").write_text(json.dumps(about | {"parts": parts}))
+    with pytest.raises(DataError, match="is damaged: its test part cannot be"):
+        store.read(folder)
 
 
 def test_nothing_is_left_of_a_text_that_cannot_be_read(tmp_path, cache):

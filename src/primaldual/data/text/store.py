@@ -102,6 +102,8 @@ def read(folder: Path, *, hashes: bool = False) -> TextSet:
             with path.open("rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != about["sha256"]:
                     raise CacheError(f"{path} is damaged: it does not have the hash that was written with it")
+        if wrong := _misfit(parts):
+            raise CacheError(f"{folder} is damaged: {wrong}")
         tokens = np.memmap(path, dtype, "c")  # who writes into them writes into a copy, never the file
         return TextSet(
             about["name"], tokens.view(np.ndarray), parts, about["vocabulary"], about["separator"],
@@ -111,6 +113,19 @@ def read(folder: Path, *, hashes: bool = False) -> TextSet:
         raise
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise CacheError(f"{folder} is damaged ({type(error).__name__}: {error})") from None
+
+
+def _misfit(parts: dict[str, TextPart]) -> str | None:
+    """What of the parts does not fit together."""
+    start = 0
+    for part in PARTS:
+        if part not in parts:
+            return f"there is no {part} part in it"
+        one = parts[part]
+        if one.start != start or one.predicted < one.documents or one.documents < 1 or one.bytes < 1:
+            return f"its {part} part cannot be {one}"
+        start = one.end
+    return None
 
 
 def source_stamp(folder: Path) -> str:
