@@ -100,6 +100,11 @@ def test_members_in_turn_are_each_what_it_is_alone():
         assert one.history["validation"] == pytest.approx(other.history["validation"], rel=1e-12)
 
 
+def test_a_batch_in_parts_gives_what_it_gives_whole():
+    whole, parts = (train(task_of(tiny()), recipe=tiny(accumulate=many))[0] for many in (1, 3))
+    assert parts.history["validation"] == pytest.approx(whole.history["validation"], rel=1e-10)
+
+
 def test_a_record_says_what_was_trained_and_how_fast():
     recipe = tiny()
     (record,) = train(task_of(recipe, "sh"), recipe=recipe)
