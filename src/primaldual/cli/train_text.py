@@ -44,7 +44,8 @@ def train_text(
         str,
         typer.Option(
             "--mechanism",
-            help="One of `primaldual mechanisms`; settings as in `primaldual explain`, whose `--size` is `--kernel-size` here.",
+            help="One of `primaldual mechanisms`; settings as in `primaldual explain`, "
+            "whose `--size` is `--kernel-size` here.",
         ),
     ] = "softmax",
     settings: dict[str, Any],
