@@ -4,7 +4,7 @@
     attention   4 D for each pair of a query and a point that it sees, in every head of D channels: the mean over the
                 places of a window. Query i of N sees the windows of scale s among its i tokens, ⌈i / s⌉, the one under
                 way among them; in all, Σ_i ⌈i / s⌉. A finite Φ of F features takes 4 F (D + 1) for each token instead
-    maps        of what pools, re-centres and convolves, by `Expansion.cost`
+    maps        of what pools, re-centres and convolves, and of gates, by `Expansion.cost`
 
 A multiply-add is two. Norms, softmax and what else takes some operations for each number are not counted. The backward
 pass takes twice the forward pass. This is what the model needs; what an executor computes beside it, such as pairs
@@ -68,8 +68,8 @@ def _scales(config: LanguageConfig) -> tuple[int, ...]:
 
 
 def _is_product(name: str) -> bool:
-    """Whether a parameter with two dimensions is a factor of a product; places and kernels are not."""
-    return name != "positions" and ".learned." not in name
+    """Whether a parameter with two dimensions is a factor of a product that maps do not have: no place, no kernel."""
+    return name != "positions" and ".learned." not in name and ".made." not in name
 
 
 @lru_cache(maxsize=256)

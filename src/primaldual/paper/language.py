@@ -5,12 +5,12 @@ No table of the paper, whose language model is of data that not everybody has: t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..models import LANGUAGE_SIZES
 from ..primal import Primal, mechanism
-from ..primal import mechanisms as named
+from ..primal import mechanisms as mechanism_names
 from ..training import text_recipe
 from .job import Job, some
 
@@ -18,14 +18,6 @@ NAME = "table-language"
 DATA = "text-imdb"
 SIZES = ("small", "large")
 SEEDS = 3
-
-MECHANISMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "softmax": ("softmax", {}),
-    "sh": ("sh", {}),
-    "qk-norm": ("qk-norm", {}),
-    "bn": ("bn", {}),
-}
-"""By the name of its column: the name of a mechanism, and its settings but for the scales of scaled heads."""
 
 BASELINE = "softmax"
 
@@ -40,15 +32,23 @@ def scales(heads: int) -> tuple[int, ...]:
     return tuple(2 ** (h * steps // heads) for h in range(heads))
 
 
-def stated(column: str, heads: int) -> Primal:
-    """The mechanism of a column for so many heads.
+def named(name: str, **settings: Any) -> Callable[[int], Primal]:
+    """A mechanism by its name, for so many heads; those that are scaled have the scales of `scales`.
 
-    >>> stated("sh", 6).training_set.scales
+    >>> named("sh")(6).training_set.scales
     (1, 1, 2, 2, 4, 4)
     """
-    name, settings = MECHANISMS.get(column, (column, {}))
-    own = {"scales": scales(heads)} if "sh" in name.split("+") else {}
-    return mechanism(name, **settings, **own)
+    scaled = "sh" in name.replace("-", "+").split("+")
+    return lambda heads: mechanism(name, **settings, **({"scales": scales(heads)} if scaled else {}))
+
+
+MECHANISMS: dict[str, Callable[[int], Primal]] = {
+    "softmax": named("softmax"),
+    "sh": named("sh"),
+    "qk-norm": named("qk-norm"),
+    "bn": named("bn"),
+}
+"""By the name of its column: the mechanism for so many heads."""
 
 
 def jobs(
@@ -69,13 +69,14 @@ def jobs(
     ['sh, small']
     """
     sizes = some(f"{NAME} has no size", only or SIZES, tuple(LANGUAGE_SIZES))
-    known = tuple(dict.fromkeys((*MECHANISMS, *named())))
+    known = tuple(dict.fromkeys((*MECHANISMS, *mechanism_names())))
     columns = some("there is no mechanism", mechanisms or tuple(MECHANISMS), known)
-    return {
-        (size, column): Job(
-            DATA, f"{column}, {size}", stated(column, LANGUAGE_SIZES[size].heads), text_recipe(size, **changes),
-            tuple(seeds),
-        )
+    stated = {
+        (size, column): MECHANISMS.get(column, named(column))(LANGUAGE_SIZES[size].heads)
         for size in sizes
         for column in columns
-    }  # fmt: skip
+    }
+    return {
+        (size, column): Job(DATA, f"{column}, {size}", primal, text_recipe(size, **changes), tuple(seeds))
+        for (size, column), primal in stated.items()
+    }
