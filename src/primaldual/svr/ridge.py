@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-ALPHAS = tuple(10.0**i for i in torch.arange(-3, 5.5, 0.5).tolist())
+ALPHAS = tuple(10.0 ** (i / 2) for i in range(-14, 3))
+"""Of each feature: the penalty is so many times the number of features, which is the mean of K's diagonal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +20,7 @@ class Ridge:
         mean, std: [features], of the training cases; a feature that is the same in all of them has coefficients of 0.
         coefficients: [features, targets].
         intercept: [targets].
-        alpha: the penalty.
+        alpha: the penalty for each feature.
         held_out: [cases, targets]: for every training case what the regression of all others predicts for it.
     """
 
@@ -36,7 +37,10 @@ class Ridge:
 
 
 @torch.no_grad()
-def ridge(features: Tensor, targets: Tensor, alphas: Sequence[float] = ALPHAS) -> Ridge:
+def ridge(
+    features: Tensor, targets: Tensor, alphas: Sequence[float] = ALPHAS,
+    loss: Callable[[Tensor], float] | None = None,
+) -> Ridge:  # fmt: skip
     """min_W Σ_i |y_i − W x_i − b|² + α |W|² on standardised features, with the α of the least left-out error.
 
     In the dual W = Xᵀ A with A = (K + αI)⁻¹ (Y − ȳ), K = X Xᵀ; for each case the residual of the regression of the
@@ -46,7 +50,8 @@ def ridge(features: Tensor, targets: Tensor, alphas: Sequence[float] = ALPHAS) -
     Args:
         features: [cases, features].
         targets: [cases, targets].
-        alphas: to choose among.
+        alphas: to choose among, for each feature.
+        loss: of what is predicted for cases that are left out, [cases, targets]; the mean square unless given.
     """
     x, y = features.double(), targets.double()
     cases = len(x)
@@ -64,15 +69,16 @@ def ridge(features: Tensor, targets: Tensor, alphas: Sequence[float] = ALPHAS) -
         basis = torch.where(values > 1e-12 * values[-1], basis, 0.0)
     inside = basis.T @ y
     best: tuple[float, float, Tensor, Tensor] | None = None
-    for alpha in alphas:
+    for each in alphas:
+        alpha = each * x.shape[1]
         # α (K + αI)⁻¹ = I − U λ/(λ + α) Uᵀ, in the basis U of the cases
         kept = values / (values + alpha)
         residual = y - basis @ (kept[:, None] * inside)
         free = (1 - (basis.square() * kept).sum(1) - 1 / cases).clamp(min=1e-9)
         left_out = residual / free[:, None]
-        error = float(left_out.square().mean())
+        error = float(left_out.square().mean()) if loss is None else loss(y + intercept - left_out)
         if best is None or error < best[0]:
-            best = error, alpha, residual / alpha, left_out
+            best = error, each, residual / alpha, left_out
     assert best is not None
-    _, alpha, dual, left_out = best
-    return Ridge(mean, std, x.T @ dual, intercept, alpha, y + intercept - left_out)
+    _, chosen, dual, left_out = best
+    return Ridge(mean, std, x.T @ dual, intercept, chosen, y + intercept - left_out)

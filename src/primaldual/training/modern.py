@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
 
 from ..data import Dataset, Split
 from ..models import BankSizes, PatternSizes, PrototypeBank
 from ..primal import Primal, Spec, as_primal
-from ..svr.ridge import Ridge, ridge
+from ..svr.ridge import ALPHAS, Ridge, ridge
 from .augmentation import Augmentation
 from .ensemble import Ensemble
 from .loop import Training
@@ -26,6 +25,8 @@ PREDICTED = 1 << 15
 """Steps that are predicted from at once."""
 TEMPERATURES = tuple(2.0 ** (i / 2) for i in range(-2, 13))
 """What the scores of a regression on ±1 are multiplied by before a softmax: the best on left-out cases is taken."""
+SHRUNK = 1e-2
+"""The largest penalty of each feature where there are classes."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,17 @@ def solved(data: Dataset, sizes: BankSizes, seed: int, device: torch.device) -> 
     hidden = [None] * len(x) if padding is None else padding.split(size)
     features = torch.cat([bank(*pair) for pair in zip(x.split(size), hidden, strict=False)]).cpu()
     y = y.cpu()
-    targets = 2.0 * one_hot(y, data.outputs) - 1.0 if data.classes else y.unsqueeze(1)
-    values = ridge(features, targets)
-    temperature = 1.0
-    if data.classes:
-        losses = [-(t * values.held_out).log_softmax(1).gather(1, y[:, None]).mean() for t in TEMPERATURES]
-        temperature = TEMPERATURES[int(torch.stack(losses).nan_to_num(nan=math.inf).argmin())]
+    if not data.classes:
+        values = ridge(features, y.unsqueeze(1))
+        return bank, replace(values, held_out=values.held_out[:0]), 1.0
+    # squared errors of ±1 would shrink scores of many classes too much, and of few series to the shares of the classes
+    values = ridge(
+        features, 2.0 * one_hot(y, data.outputs) - 1.0, [alpha for alpha in ALPHAS if alpha <= SHRUNK],
+        lambda scores: min(_log_loss(t * scores, y) for t in TEMPERATURES),
+    )  # fmt: skip
+    temperature = min(TEMPERATURES, key=lambda t: _log_loss(t * values.held_out, y))
     return bank, replace(values, held_out=values.held_out[:0]), temperature
+
+
+def _log_loss(scores: Tensor, y: Tensor) -> float:
+    return float(cross_entropy(scores, y))
