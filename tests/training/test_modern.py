@@ -101,6 +101,13 @@ def test_there_are_as_many_steps_as_the_size_of_a_set_allows():
     assert replace(RECIPE, steps=1000, work=0.01).training(data, TINY).steps < 450
 
 
+def test_many_series_have_fewer_prototypes(monkeypatch):
+    monkeypatch.setattr("primaldual.training.modern.FEATURES", 36 * 3 * 20)
+    monkeypatch.setattr("primaldual.training.modern.LEAST", 1)
+    model = fit(dataset(), replace(RECIPE, members=()), seed=0)
+    assert model.banks[0][1].coefficients.shape[0] in range(60, 80)  # as many of every dilation
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"bank": None, "members": ()}, "a bank, members"), ({"share": 1.5}, "share"), ({"mechanism": "s"}, "softmax")],

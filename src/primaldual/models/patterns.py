@@ -35,7 +35,8 @@ class PatternSizes(Spec):
         pooling: what a series is told by: "mean", "max" of its tokens, or "attention", one learned query per head.
         positions: whether places are learned.
         instance: whether each series is standardised by itself, on top of its channels.
-        dropout: of convolutions and attention; what is classified loses twice as much.
+        dropout: of convolutions and encoder; what is classified loses twice as much.
+        attention_dropout: on the attention weights, where it costs more than the rest of a step on a CPU.
     """
 
     widths: tuple[int, ...] = (3, 9, 21)
@@ -49,7 +50,7 @@ class PatternSizes(Spec):
     positions: bool = True
     instance: bool = False
     dropout: float = 0.1
-    attention_dropout: float | None = None
+    attention_dropout: float | None = 0.0
 
     def __post_init__(self) -> None:
         for name in ("widths", "pooling"):

@@ -25,6 +25,8 @@ PREDICTED = 1 << 15
 """Steps that are predicted from at once."""
 TEMPERATURES = tuple(2.0 ** (i / 2) for i in range(-2, 13))
 """What the scores of a regression on ±1 are multiplied by before a softmax: the best on left-out cases is taken."""
+FEATURES, LEAST = 20_000_000, 256
+"""Of all training series together: where those are many there are fewer prototypes, but no fewer than LEAST."""
 SHRUNK = 1e-2
 """The largest penalty of each feature where there are classes."""
 
@@ -162,7 +164,8 @@ def solved(data: Dataset, sizes: BankSizes, seed: int, device: torch.device) -> 
     """A bank, the values of its prototypes, and the temperature under which left-out cases are most likely."""
     x, padding, y = series_tensors(data.train, torch.float32, device)
     assert x is not None and y is not None
-    bank = PrototypeBank.drawn(sizes, x, padding, seed)
+    fewer = max(LEAST, FEATURES // (len(x) * sizes.biases))
+    bank = PrototypeBank.drawn(replace(sizes, prototypes=min(sizes.prototypes, fewer)), x, padding, seed)
     size = max(1, PREDICTED // x.shape[1])
     hidden = [None] * len(x) if padding is None else padding.split(size)
     features = torch.cat([bank(*pair) for pair in zip(x.split(size), hidden, strict=False)]).cpu()
