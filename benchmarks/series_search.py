@@ -74,6 +74,8 @@ CANDIDATES: dict[str, ModernRecipe] = {
     "bank-hard": changed(BANK, bank__scale=30.0),
     "bank-widths": changed(BANK, bank__widths=(5, 9, 15)),
     "bank-instance": changed(BANK, bank__instance=True),
+    "bank-windows": changed(BANK, bank__windows=1.0),
+    "bank-half-windows": changed(BANK, bank__windows=0.5),
     "bank-one-bias": changed(BANK, bank__biases=1, bank__prototypes=3 * DEFAULT.bank.prototypes),
     "no-attention": changed(MEMBERS, members__layers=0),
     "one-layer": changed(MEMBERS, members__layers=1),

@@ -1,5 +1,7 @@
 """Attention to prototypes: the features are the mean weights of the library's own attention."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,3 +64,20 @@ def test_short_series_and_one_case_are_drawn_from(steps):
     x = torch.randn(1, steps, 1)
     bank = PrototypeBank.drawn(BankSizes(prototypes=16), x, None, seed=0)
     assert bank(x).isfinite().all()
+
+
+def test_prototypes_can_be_windows_of_the_training_series():
+    x = series()
+    bank = PrototypeBank.drawn(replace(SIZES, windows=1.0), x, PADDING, seed=1)
+    kernels = bank.get_buffer("kernel_0")  # width 3, dilation 1
+    whole = [one[:length].T.unfold(1, 3, 1) for one, length in zip(x, LENGTHS.tolist(), strict=True)]
+    windows = torch.cat([w - w.mean(-1, keepdim=True) for w in whole], 1).transpose(0, 1)  # [windows, channels, 3]
+    for kernel in kernels:
+        seen = kernel.abs().amax(1) > 0
+        alike = torch.nn.functional.cosine_similarity(windows[:, seen].flatten(1), kernel[seen].flatten()[None])
+        assert seen.any() and alike.max() > 1 - 1e-5
+
+
+def test_a_channel_that_stands_still_has_no_window_of_zeros():
+    bank = PrototypeBank.drawn(replace(SIZES, windows=1.0), torch.zeros(4, 20, 3), None, seed=1)
+    assert all(bank.get_buffer(f"kernel_{i}").abs().amax((1, 2)).min() > 0 for i in range(len(bank.dilations)))

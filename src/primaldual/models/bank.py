@@ -30,6 +30,7 @@ class BankSizes(Spec):
         widths: steps of a prototype, odd; a share of the prototypes each.
         biases: per prototype: quantiles of its scores on training series.
         scale: on the scores, in units of their deviation: the larger, the more of an attention weight is 0 or 1.
+        windows: share of the prototypes that are windows of training series; the others are random.
         instance: whether each series is standardised by itself, on top of its channels.
     """
 
@@ -37,6 +38,7 @@ class BankSizes(Spec):
     widths: tuple[int, ...] = (9,)
     biases: int = 3
     scale: float = 10.0
+    windows: float = 0.0
     instance: bool = False
 
     def __post_init__(self) -> None:
@@ -45,6 +47,8 @@ class BankSizes(Spec):
             check_count("BankSizes", name, getattr(self, name))
         if not self.widths or any(not isinstance(w, int) or w < 3 or w % 2 == 0 for w in self.widths):
             raise ValueError(f"BankSizes: widths must be odd numbers of steps of at least 3, got {self.widths!r}")
+        if not is_number(self.windows) or not 0 <= self.windows <= 1:
+            raise ValueError(f"BankSizes: windows must be a share in [0, 1], got {self.windows!r}")
         if not is_number(self.scale) or not 0 < self.scale < math.inf:
             raise ValueError(f"BankSizes: scale must be a positive number, got {self.scale!r}")
 
@@ -93,6 +97,8 @@ class PrototypeBank(nn.Module):
         kernels, thresholds = [], []
         for width, dilation in places:
             kernel = _random(each, x.shape[1], width, generator)
+            if many := round(sizes.windows * each):
+                kernel[:many] = _windows(kernel[:many], x, hidden, dilation, generator)
             scores = conv1d(x, kernel, padding=dilation * (width // 2), dilation=dilation).transpose(0, 1)
             own = scores.flatten(1) if hidden is None else scores[:, ~hidden]
             deviation = own.std(1).nan_to_num(nan=1.0).clamp(min=1e-6)
@@ -138,3 +144,19 @@ def _random(many: int, channels: int, width: int, generator: torch.Generator) ->
     rank = torch.rand(many, channels, generator=generator).argsort(1).argsort(1)
     sign = torch.where(torch.rand(many, channels, generator=generator) < 0.5, -1.0, 1.0)
     return shape[:, None] * (sign * (rank < seen[:, None]))[:, :, None]
+
+
+def _windows(random: Tensor, x: Tensor, hidden: Tensor | None, dilation: int, generator: torch.Generator) -> Tensor:
+    """Windows of series [cases, channels, steps] in the channels that random prototypes see, less their level.
+
+    Each begins where it fits, or as early as can be; in a channel that stands still the prototype stays random.
+    """
+    many, _, width = random.shape
+    case = torch.randint(len(x), (many,), generator=generator)
+    steps = torch.full((many,), x.shape[2]) if hidden is None else (~hidden).sum(1)[case]
+    first = (torch.rand(many, generator=generator) * (steps - dilation * (width - 1)).clamp(min=1)).long()
+    at = (first[:, None] + dilation * torch.arange(width)).clamp(max=x.shape[2] - 1)
+    window = x[case].gather(2, at[:, None].expand(-1, x.shape[1], -1))
+    window = window - window.mean(2, keepdim=True)
+    moves = window.abs().amax(2, keepdim=True) > 1e-6
+    return torch.where(moves, window * (random != 0), random)
