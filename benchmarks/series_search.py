@@ -202,7 +202,7 @@ def measure(unit: Unit, recipe: ModernRecipe | None, folder: str, device: str, s
     data = read(unit.set, Path(folder))
     train, held = divisions(data)[unit.repeat, unit.fold]
     data = replace(data, train=of_rows(data.train, train), test=of_rows(data.train, held))
-    since = time.perf_counter()
+    since, busy = time.perf_counter(), time.process_time()
     line = unit._asdict() | {"kind": data.kind}
     signal.signal(signal.SIGALRM, _late)
     signal.alarm(seconds)
@@ -218,7 +218,8 @@ def measure(unit: Unit, recipe: ModernRecipe | None, folder: str, device: str, s
         line["error"] = f"{type(error).__name__}: {error}"[:500]
     finally:
         signal.alarm(0)
-    return line | {"seconds": round(time.perf_counter() - since, 2), "device": device}
+    seconds, busy = time.perf_counter() - since, time.process_time() - busy
+    return line | {"seconds": round(seconds, 2), "cpu": round(busy, 2), "device": device}
 
 
 def _late(*_: Any) -> None:
@@ -276,7 +277,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def table(paths: list[Path], blends: list[str], against: str) -> None:
-    """Accuracy in % (or RMSE) per set over the folds that every candidate shown has, and how they do in the mean."""
+    """Accuracy in % (or −RMSE) per set over the folds that every candidate shown has, and CPU seconds."""
     found: dict[str, dict[Unit, dict[str, Any]]] = defaultdict(dict)
     for path in paths:
         for line in lines(path):
@@ -286,8 +287,8 @@ def table(paths: list[Path], blends: list[str], against: str) -> None:
         parts = [found[name] for name in blend.split("+") if name in found] or [{}]
         for unit in set.intersection(*map(set, parts)):
             mean = np.mean([part[unit]["found"] for part in parts], axis=0)
-            seconds = sum(part[unit]["seconds"] for part in parts)
-            found[blend][unit] = parts[0][unit] | {"found": mean, "seconds": seconds}
+            busy = sum(part[unit]["cpu"] for part in parts)
+            found[blend][unit] = parts[0][unit] | {"found": mean, "cpu": busy}
     sets = sorted({unit.set for of in found.values() for unit in of})
     rows = []
     for name, of in found.items():
@@ -296,7 +297,7 @@ def table(paths: list[Path], blends: list[str], against: str) -> None:
         rival = {s: [quality(found[against][unit]) for unit in both if unit.set == s] for s in sets} if against else {}
         mean = np.mean([np.mean(x) for x in each.values() if x]) if both else math.nan
         gain = np.mean([np.mean(x) - np.mean(rival[s]) for s, x in each.items() if x]) if rival and both else 0.0
-        seconds = np.mean([line["seconds"] for line in both.values()]) if both else math.nan
+        seconds = np.mean([line["cpu"] for line in both.values()]) if both else math.nan
         rows.append((gain, name, mean, seconds, [f"{np.mean(each[s]):6.1f}" if each[s] else "     –" for s in sets]))
     print(f"{'candidate':24s} {'gain':>6s} {'mean':>6s} {'s':>6s}  " + " ".join(f"{s[:6]:>6s}" for s in sets))
     for gain, name, mean, seconds, cells in sorted(rows, reverse=True):

@@ -119,14 +119,15 @@ class PrototypeBank(nn.Module):
             padding: [batch, length], True after the end of a series.
         """
         x = (standardised(series, padding) if self.sizes.instance else series).transpose(1, 2)
-        seen = None if padding is None else (~padding).to(x).unsqueeze(1)
+        count = x.shape[2] if padding is None else (~padding).sum(1, keepdim=True)
         found = []
         for i, dilation in enumerate(self.dilations):
             kernel, thresholds = self.get_buffer(f"kernel_{i}"), self.get_buffer(f"threshold_{i}")
-            scores = conv1d(x, kernel, padding=dilation * (kernel.shape[-1] // 2), dilation=dilation)
-            for threshold in thresholds.unbind(1):
-                weights = ((scores - threshold[:, None]) * self.sizes.scale).sigmoid_()
-                found.append(weights.mean(-1) if seen is None else (weights * seen).sum(-1) / seen.sum(-1))
+            scores = conv1d(x, self.sizes.scale * kernel, padding=dilation * (kernel.shape[-1] // 2), dilation=dilation)
+            if padding is not None:
+                scores.masked_fill_(padding.unsqueeze(1), -math.inf)  # of weight 0
+            for threshold in self.sizes.scale * thresholds.T:
+                found.append((scores - threshold[:, None]).sigmoid_().sum(-1) / count)
         return torch.cat(found, 1)
 
 

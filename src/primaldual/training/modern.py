@@ -21,8 +21,8 @@ from .recipe import Recipe
 from .schedule import Cosine
 from .series import series_tensors
 
-PREDICTED = 1 << 15
-"""Steps that are predicted from at once."""
+PREDICTED, CACHED = 1 << 15, 1 << 10
+"""Steps that are predicted from at once; and by a bank on a CPU."""
 TEMPERATURES = tuple(2.0 ** (i / 2) for i in range(-2, 13))
 """What the scores of a regression on ±1 are multiplied by before a softmax: the best on left-out cases is taken."""
 FEATURES, LEAST = 20_000_000, 256
@@ -116,8 +116,7 @@ class ModernModel:
         if self.banks:
             each = []
             for bank, values, temperature in self.banks:
-                bank = bank.to(device)
-                scores = values(torch.cat([bank(*pair) for pair in pairs]).cpu())
+                scores = values(_features(bank.to(device), x, padding))
                 each.append((temperature * scores).softmax(1) if self.classifies else scores)
             found["bank"] = torch.stack(each).mean(0)
         if self.members:
@@ -166,9 +165,7 @@ def solved(data: Dataset, sizes: BankSizes, seed: int, device: torch.device) -> 
     assert x is not None and y is not None
     fewer = max(LEAST, FEATURES // (len(x) * sizes.biases))
     bank = PrototypeBank.drawn(replace(sizes, prototypes=min(sizes.prototypes, fewer)), x, padding, seed)
-    size = max(1, PREDICTED // x.shape[1])
-    hidden = [None] * len(x) if padding is None else padding.split(size)
-    features = torch.cat([bank(*pair) for pair in zip(x.split(size), hidden, strict=False)]).cpu()
+    features = _features(bank, x, padding)
     y = y.cpu()
     if not data.classes:
         values = ridge(features, y.unsqueeze(1))
@@ -180,6 +177,13 @@ def solved(data: Dataset, sizes: BankSizes, seed: int, device: torch.device) -> 
     )  # fmt: skip
     temperature = min(TEMPERATURES, key=lambda t: _log_loss(t * values.held_out, y))
     return bank, replace(values, held_out=values.held_out[:0]), temperature
+
+
+def _features(bank: PrototypeBank, x: Tensor, padding: Tensor | None) -> Tensor:
+    """[cases, features], on the CPU; on one few series at a time, so that their scores stay in its cache."""
+    size = max(1, (CACHED if x.device.type == "cpu" else PREDICTED) // x.shape[1])
+    hidden = [None] * len(x) if padding is None else padding.split(size)
+    return torch.cat([bank(*pair).cpu() for pair in zip(x.split(size), hidden, strict=False)])
 
 
 def _log_loss(scores: Tensor, y: Tensor) -> float:
