@@ -7,7 +7,7 @@ import torch
 
 from primaldual.data import Dataset, Split
 from primaldual.models import BankSizes, PatternSizes
-from primaldual.training import Augmentation, ModernRecipe, PatternTask, fit
+from primaldual.training import Augmentation, ModernRecipe, PatternTask, Store, fit, train
 
 NONE = {"jitter": 0.0, "scaling": 0.0, "warp": 0.0, "drop": 0.0, "cut": 0.0, "mix": 0.0}
 TINY = PatternSizes(d_model=8, heads=2, layers=1, feedforward=8, widths=(3, 5), blocks=1, tokens=10)
@@ -76,6 +76,25 @@ def test_series_are_augmented_in_training_alone():
     assert torch.equal(task.loss(model, *batch), task.loss(model, *batch))
     model.train()
     assert not torch.equal(task.loss(model, *batch), task.loss(model, *batch))
+
+
+def test_a_run_is_recorded_and_its_model_found_again(tmp_path):
+    task = PatternTask(dataset(), "softmax", replace(TINY, positions=False), Augmentation(), 0.1)
+    recipe = RECIPE.training(task.dataset, task.sizes)
+    (record,) = train(task, recipe=replace(recipe, steps=3), seeds=(0,), folder=tmp_path)
+    split = task.dataset.test
+    found = Store(tmp_path).model(record.key)(split.x, split.padding)
+    accuracy = 100 * float((found.argmax(1) == split.y).float().mean())
+    assert accuracy == pytest.approx(record.last.value)
+
+
+@pytest.mark.parametrize("changes", [{"smoothing": 0.2}, {"augmentation": Augmentation(cut=0.2)}, {}], ids=str)
+def test_what_is_learned_otherwise_is_another_run(changes):
+    def identity(**settings):
+        return PatternTask(dataset(), "softmax", TINY, **settings).identity()
+
+    same = {"augmentation": Augmentation(), "smoothing": 0.1}
+    assert (identity(**same) == identity(**same | changes)) == (not changes)
 
 
 def test_banks_and_members_learn_and_a_seed_gives_the_same_again():

@@ -61,7 +61,7 @@ class ModernRecipe(Spec):
     smoothing: float = 0.1
     steps: int = 400
     passes: int = 400
-    work: float = 2000.0
+    work: float = 700.0
     batch_size: int = 32
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
