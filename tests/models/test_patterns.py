@@ -33,6 +33,17 @@ def test_what_stands_at_padded_steps_does_not_matter(settings):
     torch.testing.assert_close(one(x, PADDING), one(other, PADDING))
 
 
+def test_places_after_the_end_of_a_series_are_not_attended_to():
+    one, x = model(tokens=24), torch.randn(5, 24, 3)
+    before = one(x, PADDING)
+    with torch.no_grad():
+        one.positions[17:] += 1.0
+    after = one(x, PADDING)
+    ends = (~PADDING).sum(1)
+    torch.testing.assert_close(after[ends <= 17], before[ends <= 17])
+    assert (after - before)[ends > 17].abs().amax(1).min() > 1e-2
+
+
 def test_scale_and_level_of_a_series_do_not_matter_where_it_is_standardised_by_itself():
     one, x = model(instance=True).double(), torch.randn(5, 24, 3, dtype=torch.float64)
     torch.testing.assert_close(one(100 * x), one(100 * (3 * x - 7)), rtol=1e-2, atol=1e-3)
