@@ -37,7 +37,7 @@ def test_places_after_the_end_of_a_series_are_not_attended_to():
     one, x = model(tokens=24), torch.randn(5, 24, 3)
     before = one(x, PADDING)
     with torch.no_grad():
-        one.positions[17:] += 1.0
+        one.positions[17:] += torch.randn(7, 12)
     after = one(x, PADDING)
     ends = (~PADDING).sum(1)
     torch.testing.assert_close(after[ends <= 17], before[ends <= 17])
