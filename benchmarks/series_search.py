@@ -284,9 +284,11 @@ def table(paths: list[Path], blends: list[str], against: str) -> None:
             if "error" not in line:
                 found[line["candidate"]][key(line)._replace(candidate="")] = line
     for blend in blends:
-        parts = [found[name] for name in blend.split("+") if name in found] or [{}]
+        terms = [term.rpartition("*") for term in blend.split("+")]
+        parts = [found[name] for *_, name in terms if name in found] or [{}]
+        weights = [float(weight or 1) for weight, _, name in terms if name in found] or None
         for unit in set.intersection(*map(set, parts)):
-            mean = np.mean([part[unit]["found"] for part in parts], axis=0)
+            mean = np.average([part[unit]["found"] for part in parts], axis=0, weights=weights)
             busy = sum(part[unit]["cpu"] for part in parts)
             found[blend][unit] = parts[0][unit] | {"found": mean, "cpu": busy}
     sets = sorted({unit.set for of in found.values() for unit in of})
@@ -333,7 +335,7 @@ def main() -> None:
     running.add_argument("--device", default="cpu")
     showing = commands.add_parser("table")
     showing.add_argument("files", type=Path, nargs="+")
-    showing.add_argument("--blend", action="append", default=[], help="names with + between them")
+    showing.add_argument("--blend", action="append", default=[], help="names with + between, as in bank+3*members")
     showing.add_argument("--against", default="", help="a candidate: only its folds count, and gains are over it")
     options = parser.parse_args()
     if options.command == "prepare":
