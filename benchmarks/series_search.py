@@ -74,6 +74,8 @@ CANDIDATES: dict[str, ModernRecipe] = {
     "bank-hard": changed(BANK, bank__scale=30.0),
     "bank-widths": changed(BANK, bank__widths=(5, 9, 15)),
     "bank-instance": changed(BANK, bank__instance=True),
+    "bank-level": changed(BANK, bank__level=0.7),
+    "bank-level-windows": changed(BANK, bank__level=0.7, bank__windows=0.3),
     "bank-windows": changed(BANK, bank__windows=1.0),
     "bank-half-windows": changed(BANK, bank__windows=0.5),
     "bank-one-bias": changed(BANK, bank__biases=1, bank__prototypes=3 * DEFAULT.bank.prototypes),

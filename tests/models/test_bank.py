@@ -46,10 +46,17 @@ def test_features_are_mean_weights_of_attention_between_a_prototype_and_the_orig
     assert at == found.shape[1]
 
 
-def test_a_level_that_is_added_changes_no_prototype_s_score():
-    bank = PrototypeBank.drawn(SIZES, series(), None, seed=1)
-    for i in range(len(bank.dilations)):
-        assert bank.get_buffer(f"kernel_{i}").sum(-1).abs().max() < 1e-4
+@pytest.mark.parametrize("level", [0.0, 0.7])
+def test_a_level_that_is_added_to_a_series_is_seen_by_prototypes_with_a_level_alone(level):
+    bank = PrototypeBank.drawn(replace(SIZES, level=level), series(), None, seed=1)
+    sums = torch.stack([bank.get_buffer(f"kernel_{i}").sum(-1).abs().amax(1).min() for i in range(len(bank.dilations))])
+    assert (sums.min() > 1e-4) == (level > 0)
+
+
+@pytest.mark.parametrize("field", [{"level": -1.0}, {"windows": 2.0}, {"scale": 0.0}, {"widths": (4,)}], ids=str)
+def test_sizes_that_cannot_be_are_refused(field):
+    with pytest.raises(ValueError, match=next(iter(field))):
+        BankSizes(**field)
 
 
 def test_padded_steps_do_not_matter():

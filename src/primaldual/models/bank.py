@@ -30,6 +30,8 @@ class BankSizes(Spec):
         widths: steps of a prototype, odd; a share of the prototypes each.
         biases: per prototype: quantiles of its scores on training series.
         scale: on the scores, in units of their deviation: the larger, the more of an attention weight is 0 or 1.
+        level: deviation of what is added to a random prototype, whose own is 1; with 0 it sums to 0 in each channel and
+            sees shapes alone, never the level of a series.
         windows: share of the prototypes that are windows of training series; the others are random.
         instance: whether each series is standardised by itself, on top of its channels.
     """
@@ -38,6 +40,7 @@ class BankSizes(Spec):
     widths: tuple[int, ...] = (9,)
     biases: int = 3
     scale: float = 10.0
+    level: float = 0.0
     windows: float = 0.0
     instance: bool = False
 
@@ -49,6 +52,8 @@ class BankSizes(Spec):
             raise ValueError(f"BankSizes: widths must be odd numbers of steps of at least 3, got {self.widths!r}")
         if not is_number(self.windows) or not 0 <= self.windows <= 1:
             raise ValueError(f"BankSizes: windows must be a share in [0, 1], got {self.windows!r}")
+        if not is_number(self.level) or not 0 <= self.level < math.inf:
+            raise ValueError(f"BankSizes: level must be a number of at least 0, got {self.level!r}")
         if not is_number(self.scale) or not 0 < self.scale < math.inf:
             raise ValueError(f"BankSizes: scale must be a positive number, got {self.scale!r}")
 
@@ -63,8 +68,7 @@ class PrototypeBank(nn.Module):
 
     The mean over j is a soft share of windows that are like p_s. A regression on these features gives each head its
     value v_s: the class scores are then attention to prototypes, Σ_s weight_s(x_j) v_s, averaged over the windows, and
-    v_s is solved for, not trained. Windows are of several dilations; a prototype is random, sums to 0 in each channel,
-    and sees a few channels.
+    v_s is solved for, not trained. Windows are of several dilations; a prototype sees a few channels.
 
     Args:
         kernels: of every width and dilation, [prototypes, channels, width]; divided by the deviation of their scores.
@@ -96,7 +100,7 @@ class PrototypeBank(nn.Module):
         each = -(-sizes.prototypes // len(places))
         kernels, thresholds = [], []
         for width, dilation in places:
-            kernel = _random(each, x.shape[1], width, generator)
+            kernel = _random(each, x.shape[1], width, sizes.level, generator)
             if many := round(sizes.windows * each):
                 kernel[:many] = _windows(kernel[:many], x, hidden, dilation, generator)
             scores = conv1d(x, kernel, padding=dilation * (width // 2), dilation=dilation).transpose(0, 1)
@@ -136,10 +140,12 @@ def _dilations(steps: int, width: int) -> int:
     return 1 + int(math.log2(max(1.0, (steps - 1) / (width - 1))))
 
 
-def _random(many: int, channels: int, width: int, generator: torch.Generator) -> Tensor:
+def _random(many: int, channels: int, width: int, level: float, generator: torch.Generator) -> Tensor:
     """Prototypes [many, channels, width] with weights in 1 to MOST_CHANNELS channels, few more often than many."""
     shape = torch.randn(many, width, generator=generator)
     shape -= shape.mean(1, keepdim=True)
+    if level:
+        shape += level * torch.randn(many, 1, generator=generator)
     most = min(channels, MOST_CHANNELS)
     seen = torch.exp(torch.rand(many, generator=generator) * math.log(most + 1)).long().clamp(1, most)
     rank = torch.rand(many, channels, generator=generator).argsort(1).argsort(1)
