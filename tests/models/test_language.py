@@ -1,6 +1,7 @@
 """The language model: nothing comes from later tokens, and every part is what its formula says."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn.functional import silu
 
 from primaldual import attention
 from primaldual.models import LANGUAGE_SIZES, LanguageConfig, LanguageModel, LanguageSizes
-from primaldual.primal import mechanism, mechanisms
+from primaldual.primal import DepthwiseConv1d, Primal, RmsNorm, Rotary, mechanism, mechanisms
 
 TINY = LanguageSizes(d_model=16, heads=2, layers=2, feedforward=24, context=24)
 CAUSAL = [name for name in mechanisms() if mechanism(name).causal_refusal(2) is None]
@@ -42,7 +43,7 @@ def test_the_beginning_of_a_text_alone_has_the_scores_that_it_has_in_the_whole(n
     torch.testing.assert_close(model(text[:, :13]), model(text)[:, :13], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("positions", ["learned", "none"])
+@pytest.mark.parametrize("positions", ["rotary", "learned", "none"])
 def test_the_scores_are_those_of_the_formula(positions):
     model = model_of("bn+sh", LanguageSizes(16, 2, 2, 24, 24, positions))
     text = torch.randint(256, (2, 24))
@@ -58,7 +59,8 @@ def test_the_scores_are_those_of_the_formula(positions):
         layer = {name.removeprefix(f"layers.{i}."): p for name, p in w.items()}
         projected = norm(x, layer["norm1.weight"]) @ layer["self_attn.in_proj_weight"].T
         q, k, v = (one.unflatten(-1, (2, 8)).transpose(1, 2) for one in projected.chunk(3, -1))
-        heads = attention(q, k, v, "bn+sh", is_causal=True, impl="reference")
+        named = mechanism("bn+sh", rotary=positions == "rotary")
+        heads = attention(q, k, v, named, is_causal=True, impl="reference")
         x = x + heads.transpose(1, 2).flatten(2) @ layer["self_attn.out_proj.weight"].T
         z = norm(x, layer["norm2.weight"])
         gate, up = layer["gate_and_up.weight"].chunk(2)
@@ -103,5 +105,17 @@ def test_a_mechanism_without_a_causal_form_is_refused(name, message):
 
 
 def test_a_text_that_is_too_long_is_refused():
+    text = torch.zeros(1, 25, dtype=torch.long)
     with pytest.raises(ValueError, match=r"at most 24.*\[1, 25\]"):
-        model_of()(torch.zeros(1, 25, dtype=torch.long))
+        model_of(sizes=replace(TINY, positions="learned"))(text)
+    assert model_of()(text).shape == (1, 25, 256)  # rotary positions have no end
+
+
+def test_rotary_positions_are_a_part_of_the_mechanism_after_its_convolutions():
+    own = Primal(inputs=(DepthwiseConv1d(3, causal=True), RmsNorm()))
+    stated = TINY.config(256, own)
+    assert stated.mechanism == own
+    assert stated.primal.inputs == (DepthwiseConv1d(3, causal=True), Rotary(), RmsNorm())
+    slow = Primal(inputs=(Rotary(base=500.0),))
+    assert TINY.config(256, slow).primal == slow
+    assert LanguageModel(stated).layers[1].self_attn.primal == stated.primal

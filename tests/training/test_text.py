@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,12 +123,13 @@ def test_a_record_says_what_was_trained_and_how_fast():
     [("softmax", [16 * 17 / 2] * 2), ("sh", [16 * 17 / 2, 2 * (8 * 9 / 2)]), ("bn", [16 * 17 / 2] * 2)],
 )
 def test_flops_are_those_of_the_weights_and_of_the_pairs_that_are_seen(name, pairs):
-    config = LanguageSizes(8, 2, 3, 12, 16).config(50, name)
+    config = LanguageSizes(8, 2, 3, 12, 16, "none").config(50, name)
     counted = flops(config)
     assert counted.products == 2 * (3 * (4 * 8 * 8 + 3 * 8 * 12) + 50 * 8)
     assert counted.attention == 3 * sum(4 * 4 * many for many in pairs) / 16
     assert counted.training == 3 * (counted.products + counted.attention + counted.maps)
     assert (counted.maps > 0) == (name != "softmax")
+    assert flops(replace(config, positions="rotary")).maps > counted.maps
 
 
 def test_flops_of_the_products_are_what_torch_counts():

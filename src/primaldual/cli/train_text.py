@@ -52,7 +52,7 @@ def train_text(
     size: Annotated[str, typer.Option(help="`tiny`, `small`, `medium`, `large` or `xlarge`.")] = "small",
     context: Annotated[int | None, typer.Option(min=1, show_default=False, help="Tokens; else the size's.")] = None,
     positions: Annotated[
-        str | None, typer.Option(show_default=False, help="`learned` or `none`; else the size's.")
+        str | None, typer.Option(show_default=False, help="`rotary`, `learned` or `none`; else `rotary`.")
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(show_default=False, help="A file of the tokenizers library; else bytes.")

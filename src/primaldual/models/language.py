@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from ..nn import MultiheadAttention
-from ..primal import Primal, Spec, as_primal
+from ..primal import Primal, Rotary, Spec, as_primal
 from ..primal._spec import check_choice, check_count
 from .sizes import check_sizes
 
-POSITIONS = ("learned", "none")
+POSITIONS = ("rotary", "learned", "none")
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class LanguageSizes(Spec):
 
     Args:
         d_model, heads, layers, feedforward: sizes; `feedforward` is that of each of the two products of a SwiGLU.
-        context: tokens that the model is trained on at once, and sees at most.
-        positions: "learned", a vector for every place, which is added to the tokens; or "none".
+        context: tokens that the model is trained on at once; with learned positions it takes no more.
+        positions: "rotary", as a part of the mechanism, after its convolutions, where it has no rotary positions
+            already; "learned", a vector for every place, which is added to the tokens; or "none".
     """
 
     d_model: int = 384
@@ -42,7 +43,7 @@ class LanguageSizes(Spec):
     layers: int = 6
     feedforward: int = 1024
     context: int = 1024
-    positions: str = "learned"
+    positions: str = "rotary"
 
     def __post_init__(self) -> None:
         check_sizes(self, "d_model", "heads", "layers", "feedforward", "context")
@@ -91,8 +92,11 @@ class LanguageConfig(LanguageSizes):
 
     @property
     def primal(self) -> Primal:
-        """The mechanism of the model's layers."""
-        return as_primal(self.mechanism)
+        """The mechanism of the model's layers, with its positions."""
+        given = as_primal(self.mechanism)
+        if self.positions != "rotary" or any(isinstance(one, Rotary) for one in given.inputs):
+            return given
+        return replace(given, inputs=(*given.token_maps, Rotary(), *given.point_maps))
 
 
 class LanguageModel(nn.Module):
@@ -127,13 +131,15 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores [batch, length, vocabulary] of the token that follows each one of `tokens` [batch, length]."""
-        if tokens.dim() != 2 or tokens.shape[1] > self.config.context:
-            raise ValueError(
-                f"tokens must be [batch, length] with a length of at most {self.config.context}, the model's context, "
-                f"got {list(tokens.shape)}"
-            )
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens must be [batch, length], got {list(tokens.shape)}")
         x = self.tokens(tokens)
         if self.positions is not None:
+            if tokens.shape[1] > len(self.positions):
+                raise ValueError(
+                    f"tokens must be [batch, length] with a length of at most {len(self.positions)}, which there are "
+                    f"positions for, got {list(tokens.shape)}"
+                )
             x = x + self.positions[: tokens.shape[1]]
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         for layer in self.layers:
