@@ -14,6 +14,7 @@ from primaldual.primal import (
     EluPlusOne,
     Exponential,
     Fixed,
+    Gated,
     KernelSum,
     Pooled,
     Recenter,
@@ -42,12 +43,15 @@ STATED = {
     "sparse-sh": Primal(training_set=Sparse(Strided(), Pooled())),
     "sparse-bn+sh": Primal(inputs=(Recenter(1.0),), training_set=Sparse(Strided(), Pooled())),
     "qk-norm": Primal(inputs=(RmsNorm(),)),
+    "sink": Primal(normalizer=KernelSum("learned")),
+    "gate": Primal(normalizer=Gated(per="channel")),
+    "gate+sh": Primal(normalizer=Gated(per="channel"), training_set=Pooled()),
 }
 
 
 def test_every_name_of_the_paper_and_its_rival_is_there():
     assert set(mechanisms()) == set(STATED)
-    assert len(mechanisms()) == 15
+    assert len(mechanisms()) == len(STATED)
 
 
 @pytest.mark.parametrize("name", mechanisms())
@@ -86,6 +90,8 @@ def test_the_primal_without_arguments_is_softmax_attention():
         ("sparse", {"stride": "sqrt"}, Primal(training_set=Sparse(Strided(None)))),
         ("sparse", {"pattern": Window(7)}, Primal(training_set=Sparse(Window(7)))),
         ("qk-norm", {"eps": 1e-3}, Primal(inputs=(RmsNorm(1e-3),))),
+        ("sink", {"sink": 1}, Primal(normalizer=KernelSum(1))),
+        ("gate+sh", {"per": "head", "scales": (1, 2)}, Primal(normalizer=Gated(), training_set=Pooled((1, 2)))),
         (
             "sparse-bn+sh",
             {"beta": 0.2, "scales": (2,), "pattern": "window"},
@@ -121,12 +127,12 @@ def test_an_unknown_name_is_an_error_that_offers_the_nearest(given, nearest):
 
 @pytest.mark.parametrize("given", ["BN", "bn_sh", "SH-BN"])
 def test_the_same_words_written_differently_are_the_one_suggestion(given):
-    with pytest.raises(ValueError, match=r"did you mean '[bnsh+]+'\? There are: softmax, bn, sh, .*qk-norm$"):
+    with pytest.raises(ValueError, match=r"did you mean '[bnsh+]+'\? There are: softmax, bn, sh, .*qk-norm, .*"):
         mechanism(given)
 
 
 def test_an_unknown_name_near_nothing_is_an_error_that_lists_all():
-    with pytest.raises(ValueError, match=r"unknown mechanism 'zzz'\. There are: softmax, bn, sh, .*qk-norm$"):
+    with pytest.raises(ValueError, match=r"unknown mechanism 'zzz'\. There are: softmax, bn, sh, .*qk-norm, .*"):
         mechanism("zzz")
 
 

@@ -11,6 +11,7 @@ from ..primal import (
     DepthwiseConv2d,
     EluPlusOne,
     Exponential,
+    Gated,
     KernelSum,
     Pooled,
     RmsNorm,
@@ -44,8 +45,10 @@ def _short(spec: Spec) -> str:
     match spec:
         case Exponential():
             return "exp"
-        case KernelSum():
-            return "Σκ"
+        case Gated(over=over):
+            return f"{_short(over)} / g" if isinstance(over, KernelSum) and over.sink == 0 else f"({_short(over)}) / g"
+        case KernelSum(sink=sink):
+            return "Σκ" if sink == 0 else "c + Σκ"
         case EluPlusOne():
             return "elu + 1"
         case RmsNorm():

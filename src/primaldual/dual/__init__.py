@@ -5,6 +5,7 @@ from .expansion import Expansion, derive
 from .form import Beta, Form, beta_of, form_of
 from .rewrites import (
     REWRITES,
+    GateAfterSum,
     GroupHeadsByScale,
     KeepPattern,
     PoolBeforeProjection,
@@ -14,6 +15,6 @@ from .rewrites import (
 )
 
 __all__ = [
-    "REWRITES", "Beta", "Cost", "Expansion", "Form", "GroupHeadsByScale", "KeepPattern", "PoolBeforeProjection",
-    "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
+    "REWRITES", "Beta", "Cost", "Expansion", "Form", "GateAfterSum", "GroupHeadsByScale", "KeepPattern",
+    "PoolBeforeProjection", "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
 ]  # fmt: skip

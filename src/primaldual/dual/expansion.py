@@ -13,6 +13,7 @@ from .explain import explain
 from .form import pattern_of
 from .rewrites import (
     REWRITES,
+    GateAfterSum,
     GroupHeadsByScale,
     KeepPattern,
     PoolBeforeProjection,
@@ -57,6 +58,11 @@ class Expansion:
     def inputs_pooled(self) -> bool:
         """Whether a layer pools its inputs before it projects them."""
         return PoolBeforeProjection in self.rewrites
+
+    @property
+    def gates_outputs(self) -> bool:
+        """Whether a gate multiplies the output, and the sum is that of the primal without it."""
+        return GateAfterSum in self.rewrites
 
     @property
     def associated(self) -> bool:

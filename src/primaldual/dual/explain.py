@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Unit
+from ..primal import BatchNorm, DepthwiseConv2d, Exponential, Gated, KernelSum, Primal, Recenter, Unit
 from .cost import count
-from .form import form_of, pooling_of
-from .render import RENDERERS, Section, formula, say
+from .form import form_of, has_sink, pooling_of
+from .render import RENDERERS, Line, Section, formula, say
 from .rewrites import Reassociate, RowConstantsCancel
 
 if TYPE_CHECKING:
@@ -43,7 +43,28 @@ def _layer(p: Primal) -> Section:
     if any(m.needs != "nothing" for m in p.point_maps):
         of = "pooled keys" if pooling_of(p.training_set) else "keys"
         lines.append(say(f"The statistics of T are taken over the head's own {of}, one vote each."))
+    lines += _extended(p)
     return Section("The primal layer", lines)
+
+
+def _extended(p: Primal) -> list[Line]:
+    """Where the parts that are younger than the paper are its f, and where they extend it."""
+    lines = []
+    if isinstance(p.normalizer, Gated):
+        lines.append(formula("g(x) = σ(A x_in + a)", r"g(x)=\sigma(A\,x_{\mathrm{in}}+a)"))
+        whose = "x_in is the layer's input of which x is projected"
+        if p.normalizer.per == "head":
+            lines.append(say(f"{whose}. g is a scalar, and the paper's h any scalar function of x: this is exactly its f."))
+        else:
+            lines.append(
+                say(
+                    f"{whose}. g has a number for each output d, which extends the paper's f: h_d(x) = h(x)/g_d(x), and "
+                    f"each output is a regression with a normalizer of its own."
+                )
+            )
+    if has_sink(p.ungated.normalizer):
+        lines.append(say("The constant in h is a sink: it takes weight and has no value. f is exactly the paper's."))
+    return lines
 
 
 def _problem(p: Primal) -> Section:
@@ -113,8 +134,9 @@ def _expansion(p: Primal) -> Section:
         score, score_latex = f"[{q}]·[{k}]/√D", rf"[{q_latex}]^\top[{k_latex}]/\sqrt{{D}}"
         if not p.inputs:
             score, score_latex = "q_i·k_j/√D", r"q_i^\top k_j/\sqrt{D}"
-        name, name_latex = ("softmax_j", r"\mathrm{softmax}_j") if type(p.normalizer) is KernelSum else ("exp", r"\exp")
-        over = "" if type(p.normalizer) in (KernelSum, Unit) else " / h(Tq_i)"
+        plain = p.normalizer == KernelSum()
+        name, name_latex = ("softmax_j", r"\mathrm{softmax}_j") if plain else ("exp", r"\exp")
+        over = "" if plain or type(p.normalizer) is Unit else " / h(Tq_i)"
         over_latex = rf"\,/\,{p.normalizer.latex('Tq_i')}" if over else ""
         lines += [
             say(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class Form(NamedTuple):
     """κ is exp(`log_kernel`), of the library or of one's own, so that it can be shifted before it overflows."""
     kernel_sum: bool
     """h is Σ κ."""
+    sink: bool
+    """h is Σ κ and a constant."""
     finite: bool
     """κ(x, y) = Φ(x)·Φ(y) with a Φ that can be written down, so that the sum may re-associate."""
     token_maps: bool
@@ -72,6 +74,7 @@ def form_of(primal: Primal) -> Form:
 
 @lru_cache(maxsize=1024)
 def _form(primal: Primal) -> Form:
+    primal = primal.ungated  # a gate multiplies the output, whatever that is the sum of
     maps = primal.point_maps
     training_set = primal.training_set
     over = over_of(training_set)
@@ -86,9 +89,10 @@ def _form(primal: Primal) -> Form:
     elif _inherits(training_set, TrainingSet, "visible"):
         subset = "all"
     return Form(
-        softmax=kernel_of(primal.features) == "exponential" and type(primal.normalizer) is KernelSum,
+        softmax=kernel_of(primal.features) == "exponential" and primal.normalizer == KernelSum(),
         log_kernel=isinstance(primal.features, Exponential) and _inherits(primal.features, Exponential, "kernel"),
         kernel_sum=is_kernel_sum(primal.normalizer),
+        sink=has_sink(primal.normalizer),
         finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel"),
         token_maps=bool(primal.token_maps),
         maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",
@@ -114,7 +118,16 @@ def kernel_of(features: FeatureMap) -> Kernel:
 
 def is_kernel_sum(normalizer: Normalizer) -> bool:
     """Whether h is Σ κ."""
-    return type(normalizer).h is KernelSum.h
+    return _adds_up(normalizer) and normalizer.sink == 0
+
+
+def has_sink(normalizer: Normalizer) -> TypeGuard[KernelSum]:
+    """Whether h is Σ κ and a constant."""
+    return _adds_up(normalizer) and normalizer.sink != 0
+
+
+def _adds_up(normalizer: Normalizer) -> TypeGuard[KernelSum]:
+    return isinstance(normalizer, KernelSum) and _inherits(normalizer, KernelSum, "h", "at", "log_sink")
 
 
 def over_of(training_set: TrainingSet) -> TrainingSet:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..primal import Moments, PointMap, Primal
+from ..primal import Gated, Moments, PointMap, Primal
 from ..primal.features import Parameters
 from .form import form_of, is_affine, pooling_of
 
@@ -23,6 +23,21 @@ class Rewrite(ABC):
     @abstractmethod
     def refusal(primal: Primal) -> str | None:
         """Why the identity does not hold or gains nothing for this primal; None where it applies."""
+
+
+class GateAfterSum(Rewrite):
+    """A gate divides h, which the terms of a sum have in common, so that it may multiply the sum.
+
+    Σ_j κ(x, k_j) v_j / (h(x)/g(x)) = g(x) ⊙ Σ_j κ(x, k_j) v_j / h(x), for one gate or one for each channel.
+    """
+
+    name = "the gate after the sum"
+    identity = "Σ_j κ_ij v_j / (h_i/g_i) = g_i ⊙ Σ_j κ_ij v_j / h_i"
+    identity_latex = r"\sum_j\frac{\kappa_{ij}}{h_i/g_i}\,v_j=g_i\odot\sum_j\frac{\kappa_{ij}}{h_i}\,v_j"
+
+    @staticmethod
+    def refusal(primal: Primal) -> str | None:
+        return None if isinstance(primal.normalizer, Gated) else "the normalizer has no gate"
 
 
 class RowConstantsCancel(Rewrite):
@@ -149,5 +164,5 @@ class GroupHeadsByScale(Rewrite):
 
 
 REWRITES: tuple[type[Rewrite], ...] = (
-    RowConstantsCancel, PoolBeforeProjection, Reassociate, KeepPattern, GroupHeadsByScale,
+    GateAfterSum, RowConstantsCancel, PoolBeforeProjection, Reassociate, KeepPattern, GroupHeadsByScale,
 )  # fmt: skip

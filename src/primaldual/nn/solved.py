@@ -105,6 +105,11 @@ class SolvedAttention(MultiheadAttention):
                 f"{self.primal.training_set!r} gives each query a training set of its own, so there is a regression "
                 f"per query and no values to solve for; use MultiheadAttention, or a mechanism that is not sparse"
             )
+        if self.made:
+            raise ValueError(
+                f"{self.primal!r} has numbers that a layer makes of its input ({', '.join(self.made)}), by which a "
+                f"regression would be another for what it is fitted at and what it predicts; use MultiheadAttention"
+            )
         self.loss: Loss = loss
         self.C, self.epsilon, self.max_iter = float(C), float(epsilon), max_iter
 

@@ -20,7 +20,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
-from ..dual.form import kernel_of, pooling_of
+from ..dual.form import has_sink, kernel_of, pooling_of
 from ..primal import Exponential, Moments
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem, UnsupportedError, accumulated
@@ -206,12 +206,21 @@ def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Te
             return scores.softmax(-1)
         # a row that sees nothing may see everything: its weights are thrown away
         return scores.masked_fill(~(sides.seen | empty), -torch.inf).softmax(-1).masked_fill(empty, 0.0)
+    if exponential and has_sink(p.primal.normalizer):
+        return _beside_sink(scores, sides.seen, p.primal.normalizer.log_sink(scores, p.parameters))
     kernel = scores.exp() if exponential else scores
     if sides.seen is None or empty is None:
-        return kernel / p.primal.normalizer.h(queries, kernel.sum(-1, keepdim=True))
+        return kernel / p.primal.normalizer.at(queries, kernel.sum(-1, keepdim=True), p.parameters)
     kernel = kernel.where(sides.seen, 0.0)
     kernel_sum = kernel.sum(-1, keepdim=True).masked_fill(empty, 1.0)  # before h, whose slope at 0 may be infinite
-    return kernel / p.primal.normalizer.h(queries, kernel_sum).masked_fill(empty, 1.0)
+    return kernel / p.primal.normalizer.at(queries, kernel_sum, p.parameters).masked_fill(empty, 1.0)
+
+
+def _beside_sink(scores: Tensor, seen: Tensor | None, log_sink: Tensor) -> Tensor:
+    """Weights of the keys beside a sink, which every query sees: one more column, whose value is zero."""
+    scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
+    column = log_sink.to(scores.dtype).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1]
 
 
 def _over_tokens(p: Problem, weights: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ def _with_one(values: Tensor) -> Tensor:
 def _finish(p: Problem, q: Tensor, total: Tensor, kernel_sum: Tensor, sees: Tensor | None) -> Tensor:
     if sees is not None:  # before h, whose slope at zero may be infinite
         kernel_sum = torch.where(sees, kernel_sum, 1.0)
-    h = p.primal.normalizer.h(q, kernel_sum)
+    h = p.primal.normalizer.at(q, kernel_sum, p.parameters)
     if sees is not None:
         h = torch.where(sees, h, 1.0)
     return dropout(total / h, p.dropout_p)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..dual import Expansion, derive
+from ..dual import Expansion, GateAfterSum, derive
 from ..kernels.launching import captured
-from . import block_sparse, dense, linear, mixed, ragged, recentred, reference, sdpa
+from . import block_sparse, dense, linear, mixed, per_token, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Sizes, estimate, sizes_of
-from .problem import Problem, UnsupportedError
+from .problem import Problem, UnsupportedError, require
 
 EXECUTORS: dict[str, ModuleType] = {
     "linear": linear,
@@ -156,7 +156,7 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
 
 def expansion_for(impl: str, problem: Problem) -> Expansion:
     """The problem's expansion, rewritten as this executor computes it."""
-    return derive(problem.primal, EXECUTORS[impl].rewrites(problem))
+    return derive(problem.expansion.primal, (GateAfterSum, *EXECUTORS[impl].rewrites(problem)))
 
 
 def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
@@ -166,7 +166,11 @@ def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
 
 def run(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
     """The same of a problem to which the expansion of its plan is bound."""
-    return _no_queries(problem) if problem.q.shape[2] == 0 else EXECUTORS[impl].run(problem)
+    out, weights = _no_queries(problem) if problem.q.shape[2] == 0 else EXECUTORS[impl].run(problem)
+    if problem.gate is None:
+        return out, weights
+    require(problem.expansion, GateAfterSum)
+    return per_token.gated(problem.expansion.primal, out, weights, problem.gate)
 
 
 def _no_queries(p: Problem) -> tuple[Tensor, Tensor | None]:

@@ -18,7 +18,7 @@ from ..dual.form import pooling_of
 from ..kernels.kept import on_device
 from ..primal import PointMap, Primal, TrainingSet
 from ..primal.features import FeatureMap, Parameters
-from . import checks, masks
+from . import checks, masks, per_token
 
 
 class UnsupportedError(ValueError):
@@ -53,11 +53,12 @@ class Problem:
     scale: int = 1
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D
+    gate: Tensor | None = None  # [B, H, L, 1 or Dv], what the output is multiplied by; executors know nothing of it
 
     @property
     def primal(self) -> Primal:
-        """What was stated."""
-        return self.expansion.primal
+        """What an executor computes: what was stated, but for a gate on the output."""
+        return self.expansion.primal.ungated
 
     @property
     def relative_scale(self) -> float:
@@ -119,7 +120,7 @@ class Problem:
         ]
 
     def _masks_of(self, heads: tuple[int, ...]) -> Problem:
-        per_head = {name for map_ in self.primal.inputs for name in map_.per_head}
+        per_head = self.primal.per_head
 
         def mask(m: Tensor | None) -> Tensor | None:
             return m if m is None or m.shape[1] == 1 else pick(m, 1, heads)
@@ -177,6 +178,7 @@ def state(
         wide = torch.promote_types(q.dtype, torch.float32)
         given = start(primal.features, "state", (D,), wide, q.device) | given
     learned = primal.learned(H, D)
+    given, tokens = per_token.divide(given, primal, q, k, v)
     given = _check_parameters(given, learned, primal.features.fixed)
     if learned.keys() - given.keys():
         given = start(primal, "learned", (H, D), q.dtype, q.device) | given
@@ -200,7 +202,7 @@ def state(
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     return Problem(
         Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
-        need_weights, query_offset=query_offset, score_scale=scale,
+        need_weights, query_offset=query_offset, score_scale=scale, gate=per_token.gate(primal, tokens),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
+from ..dual.form import has_sink
 from ..primal import Exponential, Moments, PointMap
 from .problem import Problem, accumulated
 
@@ -64,23 +65,33 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     if p.attn_bias is not None:
         bias = bias + p.attn_bias
 
-    # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range
+    # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range;
+    # of a sink as well
     root = math.sqrt(p.relative_scale)  # κ is a function of x·y/√D wherever another factor can be asked for
     x_scored, keys_scored = (x, keys) if root == 1.0 else (x * root, keys * root)
     form = form_of(primal)
-    softmax = form.log_kernel and form.kernel_sum
+    softmax = form.log_kernel and (form.kernel_sum or form.sink)
+    sink: Tensor | float = 0.0
     if form.log_kernel:
         assert isinstance(primal.features, Exponential)
         scores = (_rows(primal.features.log_kernel(x_scored, keys_scored)) + bias).masked_fill(~seen, -torch.inf)
         if softmax:
-            scores = scores - scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
+            shift = scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
+            if has_sink(primal.normalizer):
+                log_sink = primal.normalizer.log_sink(shift, p.parameters)
+                shift = torch.maximum(shift, log_sink.detach())
+                sink = (log_sink - shift).exp()
+            scores = scores - shift
         kernel = scores.exp()
     else:
         kernel = _rows(primal.features.kernel(x_scored, keys_scored, p.parameters)) * bias.exp()
         kernel = kernel.masked_fill(~seen, 0.0)
 
-    h = primal.normalizer.h(x.squeeze(3 if per_query else 2), kernel.sum(-1, keepdim=True))
-    if not softmax:  # there h ≥ 1
+    total = kernel.sum(-1, keepdim=True)
+    if softmax:  # h ≥ 1
+        h = total + sink
+    else:
+        h = primal.normalizer.at(x.squeeze(3 if per_query else 2), total, p.parameters)
         _check_normalizer(h, empty)
     weights = kernel / h.masked_fill(empty, 1.0)  # [B, H, L, W]
 

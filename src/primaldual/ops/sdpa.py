@@ -3,6 +3,9 @@
 Softmax heads only: κ exponential, h the kernel sum. The last input map is applied to the queries alone, since row
 constants cancel. A causal head pooled by s sees, at place t of its window, the complete windows before it and one
 running mean: for each t that is an ordinary attention over 2⌈N/s⌉ keys, and the s of them run as one batch.
+
+A sink is one more key, which is zero, as is its value: its score is log c. Both sides are mapped there, since the score
+of a sink is no difference of scores, in which what is constant in a row cancels.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from . import softmax
 from .pooling import CausalPool, fit_length
 from .pooling import visible as visible_of
 from .problem import Problem
-from .softmax import CausalQueries, bias_of, one_sided, one_sided_causal
+from .softmax import CausalQueries, bias_of, one_sided, one_sided_causal, sink_of
 
 _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    return softmax.refusal(problem, "fused attention")
+    return softmax.refusal(problem, "fused attention", sinks=True)
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
@@ -47,7 +50,7 @@ def _attend(p: Problem) -> Tensor:
     visible = visible_of(p)
     if visible is not None:
         take = visible[None, None] if take is None else take & visible
-    out = fused(q, points.keys, points.values, take, bias_of(p, points), p.dropout_p, p.score_scale)
+    out = fused(q, points.keys, points.values, take, bias_of(p, points), p.dropout_p, p.score_scale, sink_of(p))
     return _keep_nan(out, q, p)
 
 
@@ -67,7 +70,8 @@ def _causal(p: Problem) -> Tensor:
     visible = visible_of(p, queries.start)
     if visible is not None:
         visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [·, P + W]
-    out = _by_place(queries, points, visible, p.dropout_p, p.score_scale)
+    sink = sink_of(p)
+    out = _by_place(queries, points, visible, p.dropout_p, p.score_scale, sink)
     if not prefix:
         return _keep_nan(queries.of_problem(out, p), queries.of_problem(queries.rows.flatten(2, 3), p), p)
     head = points.prefix
@@ -75,20 +79,21 @@ def _causal(p: Problem) -> Tensor:
     take = take if head.seen is None else take & head.seen.unsqueeze(2)
     take = take if visible is None else take & visible[:prefix, :prefix]
     bias = None if head.bias is None else head.bias.unsqueeze(2)
-    alone = fused(queries.prefix, head.keys, head.values, take, bias, p.dropout_p, p.score_scale)
+    alone = fused(queries.prefix, head.keys, head.values, take, bias, p.dropout_p, p.score_scale, sink)
     mapped = torch.cat([queries.prefix, queries.rows.flatten(2, 3)], dim=2)
     return _keep_nan(queries.of_problem(torch.cat([alone, out], dim=2), p), queries.of_problem(mapped, p), p)
 
 
 def _by_place(
-    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None
-) -> Tensor:
+    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None,
+    sink: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Outputs [B, H, (W − skipped)·s, Dv]: places fold into the batch."""
     q, skipped = queries.rows, queries.skipped
     batch, _, rows, scale, _ = q.shape
     windows, prefix = points.keys.shape[2], points.prefix.keys.shape[2]
     if scale == 1:
-        return _tokens(queries, points, visible, dropout_p, scores)
+        return _tokens(queries, points, visible, dropout_p, scores, sink)
 
     def by_place(x: Tensor) -> Tensor:  # [B, H, W, s, ...] to [B·s, H, W, ...]
         return x.movedim(3, 1).flatten(0, 1)
@@ -118,31 +123,42 @@ def _by_place(
         head_bias, running_bias = points.prefix.bias.unsqueeze(-1), points.bias.unsqueeze(-1)
         bias = keys_of(head_bias, running_bias).squeeze(-1).unsqueeze(2)
     keys, values = keys_of(points.prefix.keys, points.keys), keys_of(points.prefix.values, points.values)
-    out = fused(by_place(q), keys, values, take, bias, dropout_p, scores)
+    out = fused(by_place(q), keys, values, take, bias, dropout_p, scores, sink)
     return out.unflatten(0, (batch, scale)).movedim(1, 3).flatten(2, 3)
 
 
 def _tokens(
-    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None
-) -> Tensor:
+    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None,
+    sink: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Plain causal attention: every window is one token."""
     q, keys, values = (x.squeeze(3) for x in (queries.rows, points.keys, points.values))
     if points.seen is None and points.bias is None and visible is None:
-        if not queries.skipped:
+        if not queries.skipped and sink is None:
             return _fused(q, keys, values, dropout_p=dropout_p, is_causal=True, scale=scores)
         if q.shape[2] == 1:  # a step of decoding sees every key
-            return fused(q, keys, values, None, None, dropout_p, scores)
+            return fused(q, keys, values, None, None, dropout_p, scores, sink)
     take = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(queries.skipped)[None, None]
     take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
     take = take if visible is None else take & visible
     bias = None if points.bias is None else points.bias.squeeze(3).unsqueeze(2)
-    return fused(q, keys, values, take, bias, dropout_p, scores)
+    return fused(q, keys, values, take, bias, dropout_p, scores, sink)
 
 
 def fused(
-    q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | None, dropout_p: float, scale: float | None
-) -> Tensor:
-    """scaled_dot_product_attention, with zeros and zero gradients where a row sees no key. `take` keeps where True."""
+    q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | None, dropout_p: float, scale: float | None,
+    sink: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """scaled_dot_product_attention, with zeros and zero gradients where a row sees no key. `take` keeps where True.
+
+    `sink` is the score of one more key, whose value is zero.
+    """
+    if sink is not None:
+        k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
+        take = None if take is None else pad(take, (0, 1), value=True)
+        bias = q.new_zeros(1, 1, 1, k.shape[2] - 1) if bias is None else bias
+        rows = torch.broadcast_shapes(bias.shape[:3], sink.shape[:2])
+        bias = torch.cat([bias.expand(*rows, -1), sink.to(bias.dtype).expand(*rows, 1)], -1)
     if take is None:
         mask = None if bias is None else bias.to(q.dtype)
         return _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p, scale=scale)

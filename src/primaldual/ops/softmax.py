@@ -13,19 +13,22 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..dual import Rewrite, RowConstantsCancel, derive, form_of
-from ..dual.form import kernel_of
+from ..dual.form import has_sink, kernel_of
 from ..primal import Moments, PointMap
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem, UnsupportedError
 from .statistics import causal_moments, centre, first_key, masked_moments, moments, several
 
 
-def refusal(problem: Problem, who: str) -> str | None:
-    """Why an executor of softmax heads, which the reason begins with, cannot compute the problem; None when it can."""
+def refusal(problem: Problem, who: str, *, sinks: bool = False) -> str | None:
+    """Why an executor of softmax heads, which the reason begins with, cannot compute the problem; None when it can.
+
+    With `sinks` it takes a constant in h, too.
+    """
     primal, form = problem.primal, form_of(problem.primal)
     if kernel_of(primal.features) != "exponential":
         return f"{who} has the exponential kernel, not that of {primal.features!r}"
-    if not form.softmax:
+    if not (form.softmax or (sinks and form.sink)):
         return f"{who} divides by the kernel sum, not by {primal.normalizer!r}"
     if problem.need_weights:
         return f"{who} does not return weights"
@@ -101,6 +104,12 @@ def _far(last: PointMap, keys: Tensor) -> bool:
     little; 1/σ² magnifies it. In 16 bits the keys themselves are as coarse as that.
     """
     return last.needs == "variance" or (last.needs == "mean" and keys.dtype.itemsize > 2)
+
+
+def sink_of(p: Problem) -> Tensor | None:
+    """log c of a sink c, [1 or H, 1, 1]; None where h has none."""
+    normalizer = p.primal.normalizer
+    return normalizer.log_sink(p.q, p.parameters) if has_sink(normalizer) else None
 
 
 def bias_of(p: Problem, points: Pool) -> Tensor | None:

@@ -6,15 +6,16 @@ from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap, RandomFeatures, Taylor
 from .inputs import BatchNorm, InputMap, Moments, PointMap, Recenter, RmsNorm, TokenMap
 from .mechanisms import about, as_primal, mechanism, mechanisms
-from .normalizers import KernelSum, Normalizer, Unit
+from .normalizers import Gated, KernelSum, Normalizer, Unit
 from .patterns import Fixed, Pattern, Strided, Window
+from .per_token import PerToken
 from .pooled import Pooled
 from .sparse import Sparse
 from .training_sets import AllKeys, Points, TrainingSet
 
 __all__ = [
     "AllKeys", "BatchNorm", "DepthwiseConv1d", "DepthwiseConv2d", "EluPlusOne", "Exponential", "FeatureMap", "Fixed",
-    "InputMap", "KernelSum", "Moments", "Normalizer", "Pattern", "PointMap", "Points", "Pooled", "Primal",
+    "Gated", "InputMap", "KernelSum", "Moments", "Normalizer", "Pattern", "PerToken", "PointMap", "Points", "Pooled", "Primal",
     "RandomFeatures", "Recenter", "RmsNorm", "Sparse", "Spec", "Strided", "Taylor", "TokenMap", "TrainingSet", "Unit",
     "UnknownKindError", "Window", "about", "as_primal", "mechanism", "mechanisms",
 ]  # fmt: skip

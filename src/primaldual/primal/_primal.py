@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from torch import Tensor
 
 from ._spec import Spec
 from .features import Exponential, FeatureMap
 from .inputs import InputMap, PointMap, TokenMap
-from .normalizers import KernelSum, Normalizer
+from .normalizers import Gated, KernelSum, Normalizer
+from .per_token import PerToken
 from .training_sets import AllKeys, TrainingSet
 
 
@@ -36,6 +38,7 @@ class Primal(Spec):
     training_set: TrainingSet = field(default_factory=AllKeys)
     bias: bool = False
     residual: bool = False
+    _ungated: ClassVar[Primal | None]
 
     def __post_init__(self) -> None:
         if isinstance(self.inputs, list):
@@ -56,6 +59,8 @@ class Primal(Spec):
                 f"Primal: maps of the token sequence act before pooling, maps of single points after it, so in "
                 f"inputs={self.inputs!r} the former must come first"
             )
+        of = self.normalizer.over if isinstance(self.normalizer, Gated) else None  # asked for in every call
+        object.__setattr__(self, "_ungated", None if of is None else replace(self, normalizer=of))
         names = [name for map_ in self.inputs for name in map_.learned(1, 1)]
         if len(names) != len(set(names)):
             raise ValueError(
@@ -74,10 +79,24 @@ class Primal(Spec):
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         """What a layer with so many heads learns beyond its projections: initial values by name."""
-        learned = self.training_set.learned(heads, head_dim)
+        learned = self.training_set.learned(heads, head_dim) | self.normalizer.learned(heads, head_dim)
         for map_ in self.inputs:
             learned |= map_.learned(heads, head_dim)
         return learned
+
+    def made(self, heads: int, value_dim: int) -> dict[str, PerToken]:
+        """What a layer makes of its input for every token, by name."""
+        return self.normalizer.made(heads, value_dim)
+
+    @property
+    def ungated(self) -> Primal:
+        """The same without a gate on its normalizer."""
+        return self if self._ungated is None else self._ungated
+
+    @property
+    def per_head(self) -> frozenset[str]:
+        """Names of the learned tensors whose first dimension is the head, and not that of some heads alone."""
+        return frozenset(name for part in (self.normalizer, *self.inputs) for name in part.per_head)
 
     def causal_refusal(self, heads: int) -> str | None:
         """Why this primal has no causal form with so many heads; None when it has one."""

@@ -9,6 +9,7 @@ from ._primal import Primal
 from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap
 from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm
+from .normalizers import Gated, KernelSum, Normalizer
 from .patterns import Fixed, Pattern, Strided, Window
 from .pooled import Pooled
 from .sparse import Sparse
@@ -30,6 +31,9 @@ _ABOUT = {
     "sparse-sh": "Sparse Attention-SH",
     "sparse-bn+sh": "Sparse Attention-BN+SH",
     "qk-norm": "QK-norm, BN's rival",
+    "sink": "softmax with a learned sink",
+    "gate": "softmax, each channel gated",
+    "gate+sh": "Attention-SH, each channel gated",
 }
 _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window": Window()}
 _OPTIONS = {
@@ -40,6 +44,8 @@ _OPTIONS = {
     "linear": ("features",),
     "sparse": ("pattern", "stride"),
     "qk-norm": ("eps",),
+    "sink": ("sink",),
+    "gate": ("per",),
 }
 """Of each part of a name."""
 
@@ -67,6 +73,8 @@ def mechanism(name: str, **options: Any) -> Primal:
         pattern, stride: with `sparse`: a `Pattern`, or "strided", "fixed" or "window" (of 32 keys); the stride (32) of
             the strided one, or "sqrt" for round(√N), N the padded, pooled length, as the paper's tables here were run.
         features: with `linear`: another finite Φ.
+        sink: with `sink`: a number in place of the learned one, such as 1.
+        per: with `gate`: "head" in place of "channel".
 
     >>> mechanism("bn", beta=0.6).inputs
     (Recenter(beta=0.6, learnable=False),)
@@ -80,7 +88,12 @@ def mechanism(name: str, **options: Any) -> Primal:
 
     features: FeatureMap = Exponential()
     inputs: tuple[InputMap, ...] = ()
+    normalizer: Normalizer = KernelSum()
     training_set: TrainingSet = AllKeys()
+    if "sink" in parts:
+        normalizer = KernelSum(**({"sink": "learned"} | _take(given, "sink")))
+    if "gate" in parts:
+        normalizer = Gated(normalizer, **({"per": "channel"} | _take(given, "gate")))
     if "linear" in parts:
         features = given.pop("features", EluPlusOne())
         if not isinstance(features, FeatureMap) or not features.finite:
@@ -97,7 +110,7 @@ def mechanism(name: str, **options: Any) -> Primal:
         training_set = Pooled(**_take(given, "sh"))
     if "sparse" in parts:
         training_set = Sparse(_pattern(**_take(given, "sparse")), training_set)
-    return Primal(features=features, inputs=inputs, training_set=training_set)
+    return Primal(features=features, normalizer=normalizer, inputs=inputs, training_set=training_set)
 
 
 def as_primal(given: str | Primal) -> Primal:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..dual import GroupHeadsByScale, form_of
+from ..dual.form import has_sink
 from ..ops.statistics import moments
 from ..primal import AllKeys, Exponential, Primal, TrainingSet
 
@@ -64,12 +65,13 @@ class Design:
         if form.log_kernel:
             assert isinstance(self.primal.features, Exponential)
             scores = self.primal.features.log_kernel(x, keys).masked_fill(~take, -torch.inf)
-            if form.kernel_sum:
-                return scores.softmax(-1).where(take.any(-1, keepdim=True), 0.0)
+            if form.kernel_sum or form.sink:
+                log_h = _log_h(self.primal, scores.logsumexp(-1, keepdim=True), self.parameters)
+                return (scores - log_h).exp().where(take.any(-1, keepdim=True), 0.0)
             kernel = scores.exp()
         else:
             kernel = self.primal.features.kernel(x, keys, self.parameters).masked_fill(~take, 0.0)
-        weights = kernel / self.primal.normalizer.h(x, kernel.sum(-1, keepdim=True))
+        weights = kernel / self.primal.normalizer.at(x, kernel.sum(-1, keepdim=True), self.parameters)
         return weights.where(take.any(-1, keepdim=True), 0.0)
 
 
@@ -188,6 +190,13 @@ def _pool(
     return points, values, seen, visible & seen, owner, whole
 
 
+def _log_h(primal: Primal, log_sum: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """log h, where h is the sum of the kernel, or that and a sink."""
+    if not has_sink(primal.normalizer):
+        return log_sum
+    return torch.logaddexp(log_sum, primal.normalizer.log_sink(log_sum, parameters))
+
+
 def _with_kernel(
     primal: Primal, keys: Tensor, targets: Tensor, seen: Tensor, visible: Tensor, owner: Tensor, shares: Tensor | None,
     parameters: Mapping[str, Tensor],
@@ -202,16 +211,17 @@ def _with_kernel(
         log_kernel = primal.features.log_kernel(mapped, mapped)
         log_kernel = ((log_kernel + log_kernel.transpose(-1, -2)) / 2).masked_fill(~pairs, -torch.inf)
         log_sum = torch.logsumexp(log_kernel, -1, keepdim=True).masked_fill(~visible.unsqueeze(-1), 0.0)
-        if form.kernel_sum:
-            log_h, sign = log_sum.squeeze(-1), torch.ones_like(log_sum.squeeze(-1))
+        if form.kernel_sum or form.sink:
+            log_h = _log_h(primal, log_sum, parameters).squeeze(-1).masked_fill(~visible, 0.0)
+            sign = torch.ones_like(log_h)
         else:
-            h = primal.normalizer.h(mapped, log_sum.exp()).squeeze(-1)
+            h = primal.normalizer.at(mapped, log_sum.exp(), parameters).squeeze(-1)
             log_h, sign = h.abs().log().masked_fill(~visible, 0.0), h.sign()
         log_k = log_kernel - log_h.unsqueeze(-1) - log_h.unsqueeze(-2)
         signs = sign.unsqueeze(-1) * sign.unsqueeze(-2)
     else:
         kernel = primal.features.kernel(mapped, mapped, parameters).masked_fill(~pairs, 0.0)
-        h = primal.normalizer.h(mapped, kernel.sum(-1, keepdim=True)).squeeze(-1)
+        h = primal.normalizer.at(mapped, kernel.sum(-1, keepdim=True), parameters).squeeze(-1)
         log_h, sign = h.abs().log().masked_fill(~visible, 0.0), h.sign()
         log_k = kernel.abs().log() - log_h.unsqueeze(-1) - log_h.unsqueeze(-2)
         signs = kernel.sign() * sign.unsqueeze(-1) * sign.unsqueeze(-2)

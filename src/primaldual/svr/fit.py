@@ -90,7 +90,7 @@ class Fit:
         phi_x, phi_k = (primal.features.map(t, parameters) for t in (x, keys))
         phi_k = phi_k.where(self.design.visible.unsqueeze(-1), 0.0)
         weight = phi_k.transpose(-1, -2) @ values  # v_j = (α_j − α̃_j)/h(k_j): [B, H, D_φ, Dv]
-        h = primal.normalizer.h(x, phi_x @ phi_k.sum(-2).unsqueeze(-1))
+        h = primal.normalizer.at(x, phi_x @ phi_k.sum(-2).unsqueeze(-1), parameters)
         return phi_x @ weight / h
 
 

@@ -55,7 +55,7 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     pooling = pooling_of(p.primal.training_set)
     assert pooling is not None
     primal = _unpooled(p)
-    per_head = {name for map_ in primal.inputs for name in map_.per_head}
+    per_head = primal.per_head
     queries = p.split(linear(p.x, *p.layer.weights_of("q")))
     groups = expansion.calls(p.layer.num_heads)
     outputs = []
