@@ -8,6 +8,7 @@ from .rewrites import (
     GateAfterSum,
     GroupHeadsByScale,
     KeepPattern,
+    NormsOfKeysAreBias,
     PoolBeforeProjection,
     Reassociate,
     Rewrite,
@@ -16,5 +17,5 @@ from .rewrites import (
 
 __all__ = [
     "REWRITES", "Beta", "Cost", "Expansion", "Form", "GateAfterSum", "GroupHeadsByScale", "KeepPattern",
-    "PoolBeforeProjection", "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
+    "NormsOfKeysAreBias", "PoolBeforeProjection", "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from .rewrites import (
     GateAfterSum,
     GroupHeadsByScale,
     KeepPattern,
+    NormsOfKeysAreBias,
     PoolBeforeProjection,
     Reassociate,
     Rewrite,
@@ -53,6 +54,11 @@ class Expansion:
     def query_map(self) -> PointMap | None:
         """The last input map, where it acts on the queries alone, as q ↦ (q − a) ⊙ c²."""
         return self.primal.point_maps[-1] if RowConstantsCancel in self.rewrites else None
+
+    @property
+    def biased_by_norms(self) -> bool:
+        """Whether the length of a key is a bias on its score, which is a product as under softmax."""
+        return NormsOfKeysAreBias in self.rewrites
 
     @property
     def inputs_pooled(self) -> bool:

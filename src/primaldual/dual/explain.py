@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..primal import BatchNorm, DepthwiseConv2d, Exponential, Gated, KernelSum, Primal, Recenter, Unit
+from ..primal import (
+    BatchNorm,
+    DepthwiseConv2d,
+    Exponential,
+    Gated,
+    Gaussian,
+    KernelSum,
+    Polynomial,
+    Primal,
+    Recenter,
+    Unit,
+)
 from .cost import count
 from .form import form_of, has_sink, pooling_of
 from .render import RENDERERS, Line, Section, formula, say
@@ -62,6 +73,16 @@ def _extended(p: Primal) -> list[Line]:
                     f"each output is a regression with a normalizer of its own."
                 )
             )
+    if p.weights is not None:
+        lines += [
+            formula(p.weights.text(), p.weights.latex()),
+            say(
+                "Points have weights, which extends the paper's f: point j costs w_j C, so that α_j = w_j a_j with "
+                "0 ≤ a_j ≤ C, and w_j multiplies κ(x, Tk_j) in the sum and in h.",
+                r"Points have weights, which extends the paper's $f$: point $j$ costs $w_jC$, so that "
+                r"$\alpha_j=w_ja_j$ with $0\le a_j\le C$, and $w_j$ multiplies $\kappa(x,Tk_j)$ in the sum and in $h$.",
+            ),
+        ]
     if has_sink(p.ungated.normalizer):
         lines.append(say("The constant in h is a sink: it takes weight and has no value. f is exactly the paper's."))
     return lines
@@ -149,6 +170,8 @@ def _expansion(p: Primal) -> Section:
             ),
         ]
     else:
+        if (kernel := _kernel(p)) is not None:
+            lines += [say("The kernel of these features:"), kernel]
         lines += [
             say("Filled in, with Φ as above:", r"Filled in, with $\Phi$ as above:"),
             formula(
@@ -165,6 +188,19 @@ def _expansion(p: Primal) -> Section:
             )
         )
     return Section("The support vector expansion", lines)
+
+
+def _kernel(p: Primal) -> Line | None:
+    """κ in closed form, where it has one that says more than Φ(x)·Φ(y)."""
+    match p.features:
+        case Gaussian(bandwidth=b):
+            over, over_latex = ("2√D", r"2\sqrt{D}") if b == 1 else (f"2·{b:g}²√D", rf"2\cdot{b:g}^2\sqrt{{D}}")
+            return formula(f"κ(x, y) = exp(−|x − y|²/({over}))", rf"\kappa(x,y)=e^{{-\|x-y\|^2/({over_latex})}}")
+        case Polynomial(degree=degree, constant=c):
+            return formula(
+                f"κ(x, y) = (x·y/√D + {c:g})^{degree}", rf"\kappa(x,y)=(x^\top y/\sqrt{{D}}+{c:g})^{{{degree}}}"
+            )
+    return None
 
 
 def _relaxed(p: Primal) -> Section:

@@ -17,10 +17,12 @@ from ..primal import (
     AllKeys,
     EluPlusOne,
     Exponential,
+    Gaussian,
     KernelSum,
     Normalizer,
     Pattern,
     PointMap,
+    Polynomial,
     Pooled,
     Primal,
     RandomFeatures,
@@ -28,7 +30,7 @@ from ..primal import (
     Sparse,
     TrainingSet,
 )
-from ..primal.features import FeatureMap
+from ..primal.features import FeatureMap, LogKernel
 from ..primal.patterns import Piece
 
 
@@ -54,10 +56,13 @@ class Form(NamedTuple):
     subset: Literal["all", "pattern", "own"]
     """What a query sees of the points: all, those of `Sparse`, or a `visible` of one's own."""
 
+    weighted: bool
+    """Points have weights."""
+
     @property
     def simple(self) -> bool:
-        """Softmax with at most a re-centring, over tokens or plain windows."""
-        return self.softmax and self.maps != "other" and self.points in ("tokens", "windows")
+        """Softmax with at most a re-centring, over tokens or plain windows, whose points all weigh the same."""
+        return self.softmax and self.maps != "other" and self.points in ("tokens", "windows") and not self.weighted
 
 
 def form_of(primal: Primal) -> Form:
@@ -90,22 +95,26 @@ def _form(primal: Primal) -> Form:
         subset = "all"
     return Form(
         softmax=kernel_of(primal.features) == "exponential" and primal.normalizer == KernelSum(),
-        log_kernel=isinstance(primal.features, Exponential) and _inherits(primal.features, Exponential, "kernel"),
+        log_kernel=isinstance(primal.features, LogKernel) and _inherits(primal.features, LogKernel, "kernel"),
         kernel_sum=is_kernel_sum(primal.normalizer),
         sink=has_sink(primal.normalizer),
-        finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel"),
+        finite=primal.features.finite
+        and (_inherits(primal.features, FeatureMap, "kernel") or kernel_of(primal.features) == "polynomial"),
         token_maps=bool(primal.token_maps),
         maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",
         points=points,
         subset=subset,
+        weighted=primal.weights is not None,
     )
 
 
-Kernel = Literal["exponential", "elu + 1", "random features", "other"]
+Kernel = Literal["exponential", "gaussian", "polynomial", "elu + 1", "random features", "other"]
 """κ, where something is made for it; any other may be anything."""
 
 _KERNELS: dict[type[FeatureMap], Kernel] = {
     Exponential: "exponential",
+    Gaussian: "gaussian",
+    Polynomial: "polynomial",
     EluPlusOne: "elu + 1",
     RandomFeatures: "random features",
 }

@@ -88,8 +88,8 @@ def attention(
         query_offset=query_offset, scale=scale,
     )  # fmt: skip
     chosen, problem = bind(problem, impl)
-    plain = problem.q is q and problem.k is k and not problem.parameters and problem.gate is None
-    if key is not None and q.shape[2] and plain:
+    plain = problem.q is q and problem.k is k and not (problem.parameters or problem.primal.made(1, 1))
+    if key is not None and q.shape[2] and plain and problem.gate is None:
         if len(_known) >= 1024:
             _known.clear()
         _known[key] = _again(problem, chosen)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..primal import Gated, PerToken, Primal
 from .checks import DTYPES
@@ -53,3 +54,21 @@ def gated(primal: Primal, out: Tensor, weights: Tensor | None, by: Tensor) -> tu
     if weights is not None and primal.normalizer.per == "head":
         weights = weights * by.to(weights.dtype)
     return out * by.to(out.dtype), weights
+
+
+def log_weights(
+    primal: Primal, tokens: Mapping[str, Tensor], hidden: Tensor | None, of: Tensor, alike: bool
+) -> Tensor | None:
+    """log w of every token of the keys `of`, [B or 1, H or 1, S], in at least float32; None where all weigh the same.
+
+    Where all queries see them alike, they are relative to the largest. Else what is later would be seen in it.
+    """
+    length = of.shape[2]
+    if primal.weights is None:
+        return None
+    if any(x.shape[2] == 0 for x in tokens.values()):  # no keys at all: there is one, which is hidden
+        tokens = {name: pad(x, (0, length)) for name, x in tokens.items() if x.dim() == 3}
+    found = primal.weights.log_weights(tokens, hidden, length)
+    if alike:
+        found = found - found.detach().amax(-1, keepdim=True)
+    return found.to(torch.promote_types(of.dtype, torch.float32))

@@ -53,12 +53,20 @@ class Problem:
     scale: int = 1
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D
+    log_weights: Tensor | None = None  # [B or 1, H or 1, S], of the tokens; those of a pooled point add up
     gate: Tensor | None = None  # [B, H, L, 1 or Dv], what the output is multiplied by; executors know nothing of it
 
     @property
     def primal(self) -> Primal:
         """What an executor computes: what was stated, but for a gate on the output."""
         return self.expansion.primal.ungated
+
+    @property
+    def token_bias(self) -> Tensor | None:
+        """What is added to the scores of tokens that are points themselves, [B or 1, H or 1, S]: log w, and a mask's."""
+        if self.log_weights is None or self.key_bias is None:
+            return self.key_bias if self.log_weights is None else self.log_weights
+        return self.log_weights + self.key_bias
 
     @property
     def relative_scale(self) -> float:
@@ -129,6 +137,7 @@ class Problem:
             self,
             attn_hidden=mask(self.attn_hidden),
             attn_bias=mask(self.attn_bias),
+            log_weights=mask(self.log_weights),
             parameters={n: pick(p, 0, heads) if n in per_head else p for n, p in self.parameters.items()},
         )
 
@@ -164,6 +173,7 @@ def state(
             "projections. Use primaldual.MultiheadAttention, or residual=False."
         )
     scales = primal.training_set.head_scales(H)
+    given, tokens = per_token.divide(dict(parameters or {}), primal, q, k, v)
     if S == 0:  # no keys at all: one that is hidden, so that every query sees none
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
         key_padding_mask, attn_mask = q.new_ones(B, 1, dtype=torch.bool), None
@@ -172,13 +182,11 @@ def state(
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p!r}")
     if is_causal and (reason := primal.causal_refusal(H)):
         raise CausalFormError(f"is_causal=True: {reason}")
-    given = dict(parameters or {})
     start = _start if torch.compiler.is_compiling() else _kept_start
     if any(name not in given for name in primal.features.fixed):
         wide = torch.promote_types(q.dtype, torch.float32)
         given = start(primal.features, "state", (D,), wide, q.device) | given
     learned = primal.learned(H, D)
-    given, tokens = per_token.divide(given, primal, q, k, v)
     given = _check_parameters(given, learned, primal.features.fixed)
     if learned.keys() - given.keys():
         given = start(primal, "learned", (H, D), q.dtype, q.device) | given
@@ -202,7 +210,9 @@ def state(
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     return Problem(
         Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
-        need_weights, query_offset=query_offset, score_scale=scale, gate=per_token.gate(primal, tokens),
+        need_weights, query_offset=query_offset, score_scale=scale,
+        log_weights=per_token.log_weights(primal, tokens, key_hidden, k, not (is_causal or attn_mask is not None)),
+        gate=per_token.gate(primal, tokens),
     )  # fmt: skip
 
 
@@ -290,10 +300,13 @@ def accumulated(p: Problem, run: Callable[[Problem], tuple[Tensor, Tensor | None
         return run(p)
     target = torch.get_autocast_dtype(device) if autocast and dtype != torch.float64 else dtype
     with torch.autocast(device, enabled=False) if autocast else nullcontext():
-        tensors: dict[str, Any] = {n: _floats(getattr(p, n), wide) for n in ("q", "k", "v", "key_bias", "attn_bias")}
+        tensors: dict[str, Any] = {n: _floats(getattr(p, n), wide) for n in _FLOATS}
         learned: dict[str, Any] = {n: _floats(x, wide) for n, x in p.parameters.items()}
         out, weights = run(replace(p, **tensors, parameters=learned))
     return out.to(target), None if weights is None else weights.to(target)
+
+
+_FLOATS = ("q", "k", "v", "key_bias", "attn_bias", "log_weights")
 
 
 def _floats(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:

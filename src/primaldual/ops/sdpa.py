@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..dual import GroupHeadsByScale, Rewrite
+from ..dual import GroupHeadsByScale, NormsOfKeysAreBias, Rewrite
 from ..kernels.cudnn import attention as cudnn
 from . import softmax
 from .pooling import CausalPool, fit_length
@@ -32,12 +32,12 @@ _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    return softmax.refusal(problem, "fused attention", sinks=True)
+    return softmax.refusal(problem, "fused attention", sinks=True, biases=True)
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
     """The identities that this executor makes use of."""
-    return (*softmax.one_sided_rewrites(problem), GroupHeadsByScale)
+    return (*softmax.one_sided_rewrites(problem), NormsOfKeysAreBias, GroupHeadsByScale)
 
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:

@@ -8,12 +8,15 @@ from ..base.suggestions import did_you_mean
 from ._primal import Primal
 from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap
+from .gaussian import Gaussian
 from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm
 from .normalizers import Gated, KernelSum, Normalizer
 from .patterns import Fixed, Pattern, Strided, Window
+from .polynomial import Polynomial
 from .pooled import Pooled
 from .sparse import Sparse
 from .training_sets import AllKeys, TrainingSet
+from .weights import Forget
 
 _ABOUT = {
     "softmax": "softmax attention",
@@ -34,6 +37,10 @@ _ABOUT = {
     "sink": "softmax with a learned sink",
     "gate": "softmax, each channel gated",
     "gate+sh": "Attention-SH, each channel gated",
+    "forget": "the Forgetting Transformer",
+    "forget+sh": "Attention-SH, with a decay",
+    "gaussian": "the Gaussian kernel",
+    "polynomial": "the polynomial kernel",
 }
 _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window": Window()}
 _OPTIONS = {
@@ -46,6 +53,8 @@ _OPTIONS = {
     "qk-norm": ("eps",),
     "sink": ("sink",),
     "gate": ("per",),
+    "gaussian": ("bandwidth",),
+    "polynomial": ("degree", "constant"),
 }
 """Of each part of a name."""
 
@@ -75,6 +84,8 @@ def mechanism(name: str, **options: Any) -> Primal:
         features: with `linear`: another finite Φ.
         sink: with `sink`: a number in place of the learned one, such as 1.
         per: with `gate`: "head" in place of "channel".
+        bandwidth: with `gaussian` (1).
+        degree, constant: with `polynomial` (2, 1).
 
     >>> mechanism("bn", beta=0.6).inputs
     (Recenter(beta=0.6, learnable=False),)
@@ -98,6 +109,10 @@ def mechanism(name: str, **options: Any) -> Primal:
         features = given.pop("features", EluPlusOne())
         if not isinstance(features, FeatureMap) or not features.finite:
             raise ValueError(f"mechanism {name!r}: features must be a finite feature map, got {features!r}")
+    if "gaussian" in parts:
+        features = Gaussian(**_take(given, "gaussian"))
+    if "polynomial" in parts:
+        features = Polynomial(**_take(given, "polynomial"))
     if "bn" in parts:
         inputs = (_batch_norm(name, given),)
     elif "qk-norm" in parts:
@@ -110,7 +125,8 @@ def mechanism(name: str, **options: Any) -> Primal:
         training_set = Pooled(**_take(given, "sh"))
     if "sparse" in parts:
         training_set = Sparse(_pattern(**_take(given, "sparse")), training_set)
-    return Primal(features=features, normalizer=normalizer, inputs=inputs, training_set=training_set)
+    weights = Forget() if "forget" in parts else None
+    return Primal(features, normalizer, inputs, training_set, weights=weights)
 
 
 def as_primal(given: str | Primal) -> Primal:

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from ..dual import GroupHeadsByScale, form_of
 from ..dual.form import has_sink
 from ..ops.statistics import moments
-from ..primal import AllKeys, Exponential, Primal, TrainingSet
+from ..primal import AllKeys, LogKernel, Primal, TrainingSet
 
 
 class PerQueryError(ValueError):
@@ -63,7 +63,7 @@ class Design:
         take = self.visible.unsqueeze(2)
         form = form_of(self.primal)
         if form.log_kernel:
-            assert isinstance(self.primal.features, Exponential)
+            assert isinstance(self.primal.features, LogKernel)
             scores = self.primal.features.log_kernel(x, keys).masked_fill(~take, -torch.inf)
             if form.kernel_sum or form.sink:
                 log_h = _log_h(self.primal, scores.logsumexp(-1, keepdim=True), self.parameters)
@@ -207,7 +207,7 @@ def _with_kernel(
     pairs = visible.unsqueeze(-1) & visible.unsqueeze(-2)
     form = form_of(primal)
     if form.log_kernel:
-        assert isinstance(primal.features, Exponential)
+        assert isinstance(primal.features, LogKernel)
         log_kernel = primal.features.log_kernel(mapped, mapped)
         log_kernel = ((log_kernel + log_kernel.transpose(-1, -2)) / 2).masked_fill(~pairs, -torch.inf)
         log_sum = torch.logsumexp(log_kernel, -1, keepdim=True).masked_fill(~visible.unsqueeze(-1), 0.0)

@@ -32,6 +32,8 @@ def refusal(p: LayerProblem) -> str | None:
         return "no head is fitted to pooled keys alone"
     if reason := PoolBeforeProjection.refusal(p.primal):
         return reason
+    if p.form.weighted:
+        return "the weights of pooled tokens add up, so tokens are pooled in the attention"
     if p.layer.convolutions is not None:
         return "the projections are convolutional"
     if p.layer.impl == "reference":
