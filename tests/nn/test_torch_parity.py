@@ -218,8 +218,8 @@ def test_a_torch_state_dict_loads_into_every_mechanism_that_learns_nothing_and_b
         assert torch.equal(back.state_dict()[key], value)
 
 
-def test_only_convolutions_the_qk_norm_sinks_and_gates_learn_something_of_their_own():
-    assert set(mechanisms()) - set(PLAIN) == {"conv1d", "conv2d", "qk-norm", "sink", "gate", "gate+sh"}
+def test_only_convolutions_the_qk_norm_sinks_gates_and_decays_learn_something_of_their_own():
+    assert set(mechanisms()) - set(PLAIN) == {"conv1d", "conv2d", "qk-norm", "sink", "gate", "gate+sh", "forget", "forget+sh"}
 
 
 def test_the_constructor_takes_what_torchs_takes_in_the_same_order_with_the_same_defaults():

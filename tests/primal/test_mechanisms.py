@@ -14,8 +14,11 @@ from primaldual.primal import (
     EluPlusOne,
     Exponential,
     Fixed,
+    Forget,
     Gated,
+    Gaussian,
     KernelSum,
+    Polynomial,
     Pooled,
     Recenter,
     RmsNorm,
@@ -46,6 +49,10 @@ STATED = {
     "sink": Primal(normalizer=KernelSum("learned")),
     "gate": Primal(normalizer=Gated(per="channel")),
     "gate+sh": Primal(normalizer=Gated(per="channel"), training_set=Pooled()),
+    "forget": Primal(weights=Forget()),
+    "forget+sh": Primal(training_set=Pooled(), weights=Forget()),
+    "gaussian": Primal(Gaussian()),
+    "polynomial": Primal(Polynomial()),
 }
 
 
@@ -91,6 +98,8 @@ def test_the_primal_without_arguments_is_softmax_attention():
         ("sparse", {"pattern": Window(7)}, Primal(training_set=Sparse(Window(7)))),
         ("qk-norm", {"eps": 1e-3}, Primal(inputs=(RmsNorm(1e-3),))),
         ("sink", {"sink": 1}, Primal(normalizer=KernelSum(1))),
+        ("gaussian", {"bandwidth": 0.5}, Primal(Gaussian(0.5))),
+        ("polynomial", {"degree": 4, "constant": 0.0}, Primal(Polynomial(4, 0.0))),
         ("gate+sh", {"per": "head", "scales": (1, 2)}, Primal(normalizer=Gated(), training_set=Pooled((1, 2)))),
         (
             "sparse-bn+sh",
