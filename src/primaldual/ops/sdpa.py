@@ -6,6 +6,9 @@ running mean: for each t that is an ordinary attention over 2⌈N/s⌉ keys, and
 
 A sink is one more key, which is zero, as is its value: its score is log c. Both sides are mapped there, since the score
 of a sink is no difference of scores, in which what is constant in a row cancels.
+
+A bias on keys with a gradient (weights of points, norms of a Gaussian kernel) is no mask, of which there would be one
+number for each score: it is more channels of the keys, where queries have ones.
 """
 
 from __future__ import annotations
@@ -138,11 +141,27 @@ def _tokens(
             return _fused(q, keys, values, dropout_p=dropout_p, is_causal=True, scale=scores)
         if q.shape[2] == 1:  # a step of decoding sees every key
             return fused(q, keys, values, None, None, dropout_p, scores, sink)
+    if points.seen is None and visible is None and not queries.skipped and q.dtype != torch.float16:
+        return _triangle(q, keys, values, points.bias, dropout_p, scores, sink)
     take = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(queries.skipped)[None, None]
     take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
     take = take if visible is None else take & visible
     bias = None if points.bias is None else points.bias.squeeze(3).unsqueeze(2)
     return fused(q, keys, values, take, bias, dropout_p, scores, sink)
+
+
+def _triangle(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float, scale: float | None, sink: Tensor | None
+) -> Tensor:
+    """Query i sees keys 0 … i, whose bias [B or 1, H or 1, N, 1] is in more channels; a sink is a key before them."""
+    bias = q.new_zeros(1, 1, k.shape[2], 1) if bias is None else bias
+    if sink is not None:  # and a query before the others, which is thrown away
+        rows = torch.broadcast_shapes((*bias.shape[:2], 1), sink.shape[:2])
+        first, bias = sink.to(bias.dtype).expand(rows[0], rows[1], 1, 1), bias.expand(rows[0], rows[1], -1, -1)
+        q, k, v, bias = *(pad(x, (0, 0, 1, 0)) for x in (q, k, v)), torch.cat([first, bias], 2)
+    q, k, padded, scale = _in_channels(q, k, v, bias.transpose(2, 3), scale)
+    out = _fused(q, k, padded, dropout_p=dropout_p, is_causal=True, scale=scale)[..., : v.shape[-1]]
+    return out if sink is None else out[:, :, 1:]
 
 
 def fused(
@@ -159,6 +178,9 @@ def fused(
         bias = q.new_zeros(1, 1, 1, k.shape[2] - 1) if bias is None else bias
         rows = torch.broadcast_shapes(bias.shape[:3], sink.shape[:2])
         bias = torch.cat([bias.expand(*rows, -1), sink.to(bias.dtype).expand(*rows, 1)], -1)
+    if bias is not None and bias.requires_grad and bias.shape[2] == 1 and q.dtype != torch.float16:
+        q, k, padded, scale = _in_channels(q, k, v, bias, scale)
+        return fused(q, k, padded, take, None, dropout_p, scale)[..., : v.shape[-1]]
     if take is None:
         mask = None if bias is None else bias.to(q.dtype)
         return _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p, scale=scale)
@@ -170,6 +192,27 @@ def fused(
         mask = _additive(mask, q)
     out = _fused(q, k, v, attn_mask=_full(mask, q, k), dropout_p=dropout_p, scale=scale)
     return out.masked_fill(empty, 0.0)
+
+
+def _in_channels(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Queries and keys with more channels, whose products are b_j: s·(q·k_j + 1·b_j/s), s the factor on the scores.
+
+    In 16 bits b/s is the sum of three numbers, so that no more of it is lost than in float32. Values are as wide as
+    queries again, where they were: kernels for CPUs want that.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wanted = bias.squeeze(2) / scale
+    short = q.dtype.itemsize == 2  # float16 has not the range
+    parts = [wanted.to(q.dtype)]  # which has the gradient
+    for _ in range(2 if short else 0):
+        parts.append((wanted.detach() - sum(part.detach().to(wanted.dtype) for part in parts)).to(q.dtype))
+    width = 8 if short else 4 if q.is_cuda else 1  # rows of 16 bytes, as kernels want them
+    of_keys = pad(torch.stack(parts, -1), (0, width - len(parts))).expand(*k.shape[:3], -1)
+    of_queries = pad(q.new_ones(len(parts)), (0, width - len(parts))).expand(*q.shape[:3], -1)
+    wide = v if q.is_cuda or v.shape[-1] != q.shape[-1] else pad(v, (0, width))
+    return torch.cat([q, of_queries], -1), torch.cat([k, of_keys], -1), wide, scale
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
