@@ -17,5 +17,6 @@ from .rewrites import (
 
 __all__ = [
     "REWRITES", "Beta", "Cost", "Expansion", "Form", "GateAfterSum", "GroupHeadsByScale", "KeepPattern",
-    "NormsOfKeysAreBias", "PoolBeforeProjection", "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
+    "NormsOfKeysAreBias", "PoolBeforeProjection", "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive",
+    "form_of",
 ]  # fmt: skip

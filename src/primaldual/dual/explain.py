@@ -65,12 +65,14 @@ def _extended(p: Primal) -> list[Line]:
         lines.append(formula("g(x) = σ(A x_in + a)", r"g(x)=\sigma(A\,x_{\mathrm{in}}+a)"))
         whose = "x_in is the layer's input of which x is projected"
         if p.normalizer.per == "head":
-            lines.append(say(f"{whose}. g is a scalar, and the paper's h any scalar function of x: this is exactly its f."))
+            lines.append(
+                say(f"{whose}. g is a scalar, and the paper's h any scalar function of x: this is exactly its f.")
+            )
         else:
             lines.append(
                 say(
-                    f"{whose}. g has a number for each output d, which extends the paper's f: h_d(x) = h(x)/g_d(x), and "
-                    f"each output is a regression with a normalizer of its own."
+                    f"{whose}. g has a number for each output d, which extends the paper's f: h_d(x) = h(x)/g_d(x), "
+                    f"and each output is a regression with a normalizer of its own."
                 )
             )
     if p.weights is not None:

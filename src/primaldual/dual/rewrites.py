@@ -185,5 +185,6 @@ class GroupHeadsByScale(Rewrite):
 
 
 REWRITES: tuple[type[Rewrite], ...] = (
-    GateAfterSum, RowConstantsCancel, NormsOfKeysAreBias, PoolBeforeProjection, Reassociate, KeepPattern, GroupHeadsByScale,
+    GateAfterSum, RowConstantsCancel, NormsOfKeysAreBias, PoolBeforeProjection, Reassociate, KeepPattern,
+    GroupHeadsByScale,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from torch.nn.functional import dropout, pad
 from ..dual import GroupHeadsByScale, Reassociate, Rewrite, form_of
 from ..dual.form import is_affine, is_kernel_sum, kernel_of
 from ..kernels.linear import limits
-from ..primal import Moments
+from ..primal import Moments, Polynomial
 from .dense import relative
 from .pooling import Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem, accumulated, require
@@ -35,7 +35,7 @@ def refusal(problem: Problem) -> str | None:
     if reason := Reassociate.refusal(problem.primal):
         return reason
     features = problem.primal.features
-    if kernel_of(features) == "polynomial" and (reason := features.refusal(problem.q.shape[-1])):
+    if type(features) is Polynomial and (reason := features.refusal(problem.q.shape[-1])):
         return reason
     if problem.attn_hidden is not None:
         return "an attn_mask gives every query its own keys, so the sum does not re-associate"

@@ -17,7 +17,9 @@ def divide(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The parameters that are not of single tokens, and those that are, [B or 1, H, N or 1, ...]."""
     known = primal.made(q.shape[1], v.shape[-1])
-    tokens = {name: _checked(name, part, given.get(name), q if part.of == "query" else k) for name, part in known.items()}
+    tokens = {
+        name: _checked(name, part, given.get(name), q if part.of == "query" else k) for name, part in known.items()
+    }
     return {name: x for name, x in given.items() if name not in known}, tokens
 
 

@@ -63,7 +63,7 @@ class Problem:
 
     @property
     def token_bias(self) -> Tensor | None:
-        """What is added to the scores of tokens that are points themselves, [B or 1, H or 1, S]: log w, and a mask's."""
+        """What is added to the scores of tokens that are points, [B or 1, H or 1, S]: log w, and that of a mask."""
         if self.log_weights is None or self.key_bias is None:
             return self.key_bias if self.log_weights is None else self.log_weights
         return self.log_weights + self.key_bias

@@ -108,7 +108,7 @@ class Primal(Spec):
     @property
     def per_head(self) -> frozenset[str]:
         """Names of the learned tensors whose first dimension is the head, and not that of some heads alone."""
-        return frozenset(name for part in (self.normalizer, *self.inputs) for name in part.per_head)
+        return frozenset((*self.normalizer.per_head, *(name for map_ in self.inputs for name in map_.per_head)))
 
     def causal_refusal(self, heads: int) -> str | None:
         """Why this primal has no causal form with so many heads; None when it has one."""

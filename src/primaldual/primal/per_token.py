@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class PerToken(NamedTuple):
-    """Numbers for every head and token: a function of an affine map A x + a of a layer's input, with A = 0 at the start.
+    """Numbers for every head and token: a function of an affine map A x + a of a layer's input; A is 0 at the start.
 
     `attention` takes them in `parameters` by name, [batch, heads, tokens], or [batch, heads, tokens, channels]; where
     they are not given it takes those of the start, function(a).

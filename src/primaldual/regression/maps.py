@@ -32,8 +32,8 @@ class Block(NamedTuple):
 def blocks(call: AttentionCall, cases: slice, pooling: Pooling) -> Iterator[Block]:
     """The maps κ(Tq_i, Tk_j)/h(Tq_i) of these cases, in the order of the queries, in at least float32.
 
-    A gate, which a head's channels need not have in common, is left out. A map is zero where a query does not see a token. A learned and a zero key are among the tokens. Where `refusal` has
-    a reason, "shared" raises with it.
+    A gate, which a head's channels need not have in common, is left out. A map is zero where a query does not see a
+    token. A learned and a zero key are among the tokens. Where `refusal` has a reason, "shared" raises with it.
     """
     problem = _problem(call, cases, pooling)
     queries, keys = call.queries.shape[2], call.keys.shape[2]

@@ -64,9 +64,7 @@ class Fit:
         c = self.C.unsqueeze(-1).expand(self.seen.shape)
         return c if w is None else c * w.exp().reshape(self.seen.shape)
 
-    def predict(
-        self, x: Tensor, by: Literal["dual", "primal"] = "dual", *, gate: Tensor | None = None
-    ) -> Tensor:
+    def predict(self, x: Tensor, by: Literal["dual", "primal"] = "dual", *, gate: Tensor | None = None) -> Tensor:
         """f at the points x [..., L, D].
 
         Args:
