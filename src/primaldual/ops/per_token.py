@@ -61,7 +61,7 @@ def gated(primal: Primal, out: Tensor, weights: Tensor | None, by: Tensor) -> tu
 def log_weights(
     primal: Primal, tokens: Mapping[str, Tensor], hidden: Tensor | None, of: Tensor, alike: bool
 ) -> Tensor | None:
-    """log w of every token of the keys `of`, [B or 1, H or 1, S], in at least float32; None where all weigh the same.
+    """log w of every token of the keys `of`, [B, H, S], in at least float32; None where all weigh the same.
 
     Where all queries see them alike, they are relative to the largest. Else what is later would be seen in it.
     """
@@ -73,4 +73,4 @@ def log_weights(
     found = primal.weights.log_weights(tokens, hidden, length)
     if alike:
         found = found - found.detach().amax(-1, keepdim=True)
-    return found.to(torch.promote_types(of.dtype, torch.float32))
+    return found.to(torch.promote_types(of.dtype, torch.float32)).expand(*of.shape[:2], -1)

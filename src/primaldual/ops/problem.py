@@ -53,7 +53,7 @@ class Problem:
     scale: int = 1
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D
-    log_weights: Tensor | None = None  # [B or 1, H or 1, S], of the tokens; those of a pooled point add up
+    log_weights: Tensor | None = None  # [B, H, S], of the tokens; those of a pooled point add up
     gate: Tensor | None = None  # [B, H, L, 1 or Dv], what the output is multiplied by; executors know nothing of it
 
     @property

@@ -53,7 +53,7 @@ def _attend(p: Problem) -> Tensor:
     visible = visible_of(p)
     if visible is not None:
         take = visible[None, None] if take is None else take & visible
-    out = fused(q, points.keys, points.values, take, bias_of(p, points), p.dropout_p, p.score_scale, sink_of(p))
+    out = _of_problem(p, q, points.keys, points.values, take, bias_of(p, points))
     return _keep_nan(out, q, p)
 
 
@@ -73,8 +73,7 @@ def _causal(p: Problem) -> Tensor:
     visible = visible_of(p, queries.start)
     if visible is not None:
         visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [·, P + W]
-    sink = sink_of(p)
-    out = _by_place(queries, points, visible, p.dropout_p, p.score_scale, sink)
+    out = _by_place(p, queries, points, visible)
     if not prefix:
         return _keep_nan(queries.of_problem(out, p), queries.of_problem(queries.rows.flatten(2, 3), p), p)
     head = points.prefix
@@ -82,21 +81,18 @@ def _causal(p: Problem) -> Tensor:
     take = take if head.seen is None else take & head.seen.unsqueeze(2)
     take = take if visible is None else take & visible[:prefix, :prefix]
     bias = None if head.bias is None else head.bias.unsqueeze(2)
-    alone = fused(queries.prefix, head.keys, head.values, take, bias, p.dropout_p, p.score_scale, sink)
+    alone = _of_problem(p, queries.prefix, head.keys, head.values, take, bias)
     mapped = torch.cat([queries.prefix, queries.rows.flatten(2, 3)], dim=2)
     return _keep_nan(queries.of_problem(torch.cat([alone, out], dim=2), p), queries.of_problem(mapped, p), p)
 
 
-def _by_place(
-    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None,
-    sink: Tensor | None,
-) -> Tensor:  # fmt: skip
+def _by_place(p: Problem, queries: CausalQueries, points: CausalPool, visible: Tensor | None) -> Tensor:
     """Outputs [B, H, (W − skipped)·s, Dv]: places fold into the batch."""
     q, skipped = queries.rows, queries.skipped
     batch, _, rows, scale, _ = q.shape
     windows, prefix = points.keys.shape[2], points.prefix.keys.shape[2]
     if scale == 1:
-        return _tokens(queries, points, visible, dropout_p, scores, sink)
+        return _tokens(p, queries, points, visible)
 
     def by_place(x: Tensor) -> Tensor:  # [B, H, W, s, ...] to [B·s, H, W, ...]
         return x.movedim(3, 1).flatten(0, 1)
@@ -126,28 +122,34 @@ def _by_place(
         head_bias, running_bias = points.prefix.bias.unsqueeze(-1), points.bias.unsqueeze(-1)
         bias = keys_of(head_bias, running_bias).squeeze(-1).unsqueeze(2)
     keys, values = keys_of(points.prefix.keys, points.keys), keys_of(points.prefix.values, points.values)
-    out = fused(by_place(q), keys, values, take, bias, dropout_p, scores, sink)
+    out = _of_problem(p, by_place(q), keys, values, take, bias)
     return out.unflatten(0, (batch, scale)).movedim(1, 3).flatten(2, 3)
 
 
-def _tokens(
-    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None,
-    sink: Tensor | None,
-) -> Tensor:  # fmt: skip
+def _tokens(p: Problem, queries: CausalQueries, points: CausalPool, visible: Tensor | None) -> Tensor:
     """Plain causal attention: every window is one token."""
     q, keys, values = (x.squeeze(3) for x in (queries.rows, points.keys, points.values))
+    sink = sink_of(p)
     if points.seen is None and points.bias is None and visible is None:
         if not queries.skipped and sink is None:
-            return _fused(q, keys, values, dropout_p=dropout_p, is_causal=True, scale=scores)
+            return _fused(q, keys, values, dropout_p=p.dropout_p, is_causal=True, scale=p.score_scale)
         if q.shape[2] == 1:  # a step of decoding sees every key
-            return fused(q, keys, values, None, None, dropout_p, scores, sink)
+            return _of_problem(p, q, keys, values, None, None)
     if points.seen is None and visible is None and not queries.skipped and q.dtype != torch.float16:
-        return _triangle(q, keys, values, points.bias, dropout_p, scores, sink)
+        return _triangle(q, keys, values, points.bias, p.dropout_p, p.score_scale, sink)
     take = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(queries.skipped)[None, None]
     take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
     take = take if visible is None else take & visible
     bias = None if points.bias is None else points.bias.squeeze(3).unsqueeze(2)
-    return fused(q, keys, values, take, bias, dropout_p, scores, sink)
+    return _of_problem(p, q, keys, values, take, bias)
+
+
+def _of_problem(p: Problem, q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`fused` as the problem says; what a kernel adds to the scores of keys goes into channels, where it can."""
+    sink = sink_of(p)
+    adds = p.log_weights is not None or p.expansion.biased_by_norms or sink is not None
+    channels = adds and (bias is None or bias.shape[2] == 1) and q.dtype != torch.float16
+    return fused(q, k, v, take, bias, p.dropout_p, p.score_scale, sink, channels)
 
 
 def _triangle(
@@ -166,11 +168,11 @@ def _triangle(
 
 def fused(
     q: Tensor, k: Tensor, v: Tensor, take: Tensor | None, bias: Tensor | None, dropout_p: float, scale: float | None,
-    sink: Tensor | None = None,
+    sink: Tensor | None = None, channels: bool = False,
 ) -> Tensor:  # fmt: skip
     """scaled_dot_product_attention, with zeros and zero gradients where a row sees no key. `take` keeps where True.
 
-    `sink` is the score of one more key, whose value is zero.
+    `sink` is the score of one more key, whose value is zero. `channels`: the bias goes into these.
     """
     if sink is not None:
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
@@ -178,7 +180,7 @@ def fused(
         bias = q.new_zeros(1, 1, 1, k.shape[2] - 1) if bias is None else bias
         rows = torch.broadcast_shapes(bias.shape[:3], sink.shape[:2])
         bias = torch.cat([bias.expand(*rows, -1), sink.to(bias.dtype).expand(*rows, 1)], -1)
-    if bias is not None and bias.requires_grad and bias.shape[2] == 1 and q.dtype != torch.float16:
+    if bias is not None and channels:
         q, k, padded, scale = _in_channels(q, k, v, bias, scale)
         return fused(q, k, padded, take, None, dropout_p, scale)[..., : v.shape[-1]]
     if take is None:

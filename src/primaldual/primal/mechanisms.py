@@ -34,13 +34,13 @@ _ABOUT = {
     "sparse-sh": "Sparse Attention-SH",
     "sparse-bn+sh": "Sparse Attention-BN+SH",
     "qk-norm": "QK-norm, BN's rival",
-    "sink": "softmax with a learned sink",
-    "gate": "softmax, each channel gated",
-    "gate+sh": "Attention-SH, each channel gated",
-    "forget": "the Forgetting Transformer",
-    "forget+sh": "Attention-SH, with a decay",
-    "gaussian": "the Gaussian kernel",
-    "polynomial": "the polynomial kernel",
+    "sink": "softmax with a sink",
+    "gate": "softmax, gated",
+    "gate+sh": "Attention-SH, gated",
+    "forget": "Forgetting Transformer",
+    "forget+sh": "Attention-SH, decaying",
+    "gaussian": "Gaussian kernel",
+    "polynomial": "polynomial kernel",
 }
 _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window": Window()}
 _OPTIONS = {
