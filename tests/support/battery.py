@@ -55,7 +55,7 @@ VARIANTS: dict[str, Primal] = {
     "bn-then-rms": Primal(inputs=(Recenter(0.3), RmsNorm())),
     "unit": Primal(normalizer=Unit()),
     "sink-one": Primal(inputs=(Recenter(0.5),), normalizer=KernelSum(1)),
-    "sink-sh": Primal(normalizer=KernelSum("learned"), training_set=Pooled(SCALES, prefix=2)),
+    "sink-sh": Primal(normalizer=KernelSum("learned"), training_set=Pooled(SCALES)),
     "sink-gate": Primal(normalizer=Gated(KernelSum("learned")), features=EluPlusOne()),
     "forget-sh": Primal(weights=Forget(), inputs=(Recenter(0.5),), training_set=Pooled(SCALES, prefix=2)),
     "forget-linear": Primal(EluPlusOne(), Gated(), weights=Forget(), training_set=Pooled(SCALES)),
