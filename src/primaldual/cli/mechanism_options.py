@@ -20,6 +20,11 @@ OPTIONS: dict[str, Any] = {
     "size": Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")],
     "causal": Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")],
     "grid": Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")],
+    "per": Annotated[str | None, typer.Option(help="`gate`: a gate for each `channel` or `head`.")],
+    "sink": Annotated[float | None, typer.Option(help="`sink`: a number in place of one learned for each head.")],
+    "bandwidth": Annotated[float | None, typer.Option(help="`gaussian`: of the kernel.")],
+    "degree": Annotated[int | None, typer.Option(help="`polynomial`: p of (x·y/√D + c)^p.")],
+    "constant": Annotated[float | None, typer.Option(help="`polynomial`: c.")],
     "pattern": Annotated[
         str | None,
         typer.Option(help="`sparse`: `strided`, `fixed` or `window`; sized: `window:16`, `strided:sqrt`."),

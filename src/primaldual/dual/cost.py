@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..primal import Polynomial, Primal, TrainingSet
+from ..primal import Gated, Polynomial, Primal, TrainingSet
 from .rewrites import GroupHeadsByScale
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Cost(NamedTuple):
-    """FLOPs (a multiply-add is two) per sequence: the key and value projections, the input maps, the sum itself."""
+    """FLOPs (a multiply-add is two) per sequence: of the key and value projections, maps and gates, and the sum."""
 
     projection: int
     maps: int
@@ -53,6 +53,10 @@ def count(expansion: Expansion, *, queries: int, keys: int, heads: int, head_dim
             attention += H * 2 * (L + points) * F * (D + 1)
         else:
             attention += H * 2 * 2 * D * _pairs(expansion, scale, L, N)
+    for part in primal.made(heads, D).values():
+        maps += 2 * (L if part.of == "query" else N) * E * part.start.numel()
+    if isinstance(primal.normalizer, Gated):
+        maps += L * E
     if early:
         maps += E * N * sum(s > 1 for s in set(scales))  # pooling, of the layer's input, once per scale
     return Cost(projection, maps, attention)

@@ -63,16 +63,21 @@ def _extended(p: Primal) -> list[Line]:
     lines = []
     if isinstance(p.normalizer, Gated):
         lines.append(formula("g(x) = σ(A x_in + a)", r"g(x)=\sigma(A\,x_{\mathrm{in}}+a)"))
-        whose = "x_in is the layer's input of which x is projected"
-        if p.normalizer.per == "head":
-            lines.append(
-                say(f"{whose}. g is a scalar, and the paper's h any scalar function of x: this is exactly its f.")
+        lines.append(
+            say(
+                "x_in is the layer's input, of which x is projected.",
+                r"$x_{\mathrm{in}}$ is the layer's input, of which $x$ is projected.",
             )
+        )
+        if p.normalizer.per == "head":
+            lines.append(say("g is a scalar, and the paper's h any scalar function of x: this is exactly its f."))
         else:
             lines.append(
                 say(
-                    f"{whose}. g has a number for each output d, which extends the paper's f: h_d(x) = h(x)/g_d(x), "
-                    f"and each output is a regression with a normalizer of its own."
+                    "g has a number for each output d, which extends the paper's f: h_d(x) = h(x)/g_d(x), and each "
+                    "output is a regression with a normalizer of its own.",
+                    "g has a number for each output d, which extends the paper's f: $h_d(x)=h(x)/g_d(x)$, and each "
+                    "output is a regression with a normalizer of its own.",
                 )
             )
     if p.weights is not None:
@@ -140,14 +145,15 @@ def _stationarity() -> Section:
 def _expansion(p: Primal) -> Section:
     b, b_latex = (" + b", "+b") if p.bias else ("", "")
     x, x_latex = (" + x_i", "+x_i") if p.residual else ("", "")
+    w = "" if p.weights is None else "w_j "
     lines = [
         say(
             "Put w_d back into f, with v_j = (α_j − α̃_j) / h(Tk_j) and x = q_i (Eqn. dual-model):",
             r"Put $w_d$ back into $f$, with $v_j=(\alpha_j-\tilde\alpha_j)/h(Tk_j)$ and $x=q_i$ (Eqn. dual-model):",
         ),
         formula(
-            f"f(q_i) = Σ_{{j∈S}} κ(Tq_i, Tk_j) / h(Tq_i) · v_j{b}{x},   κ(x, y) = Φ(x)·Φ(y)",
-            rf"f(q_i)=\sum_{{j\in S}}\frac{{\kappa(Tq_i,Tk_j)}}{{h(Tq_i)}}\,v_j{b_latex}{x_latex},"
+            f"f(q_i) = Σ_{{j∈S}} {w}κ(Tq_i, Tk_j) / h(Tq_i) · v_j{b}{x},   κ(x, y) = Φ(x)·Φ(y)",
+            rf"f(q_i)=\sum_{{j\in S}}\frac{{{w}\kappa(Tq_i,Tk_j)}}{{h(Tq_i)}}\,v_j{b_latex}{x_latex},"
             r"\qquad \kappa(x,y)=\Phi(x)^\top\Phi(y)",
         ),
     ]
@@ -157,6 +163,8 @@ def _expansion(p: Primal) -> Section:
         score, score_latex = f"[{q}]·[{k}]/√D", rf"[{q_latex}]^\top[{k_latex}]/\sqrt{{D}}"
         if not p.inputs:
             score, score_latex = "q_i·k_j/√D", r"q_i^\top k_j/\sqrt{D}"
+        if w:
+            score, score_latex = f"{score} + log w_j", rf"{score_latex}+\log w_j"
         plain = p.normalizer == KernelSum()
         name, name_latex = ("softmax_j", r"\mathrm{softmax}_j") if plain else ("exp", r"\exp")
         over = "" if plain or type(p.normalizer) is Unit else " / h(Tq_i)"
@@ -177,8 +185,8 @@ def _expansion(p: Primal) -> Section:
         lines += [
             say("Filled in, with Φ as above:", r"Filled in, with $\Phi$ as above:"),
             formula(
-                f"f(q_i) = Σ_{{j∈S}} Φ({q})·Φ({k}) / h · v_j{b}{x},   h = {p.normalizer.text('T q_i')}",
-                rf"f(q_i)=\sum_{{j\in S}}\frac{{\Phi({q_latex})^\top\Phi({k_latex})}}{{h}}\,v_j{b_latex}{x_latex},"
+                f"f(q_i) = Σ_{{j∈S}} {w}Φ({q})·Φ({k}) / h · v_j{b}{x},   h = {p.normalizer.text('T q_i')}",
+                rf"f(q_i)=\sum_{{j\in S}}\frac{{{w}\Phi({q_latex})^\top\Phi({k_latex})}}{{h}}\,v_j{b_latex}{x_latex},"
                 rf"\qquad h={p.normalizer.latex('Tq_i')}",
             ),
         ]
@@ -284,9 +292,10 @@ def _cost(expansion: Expansion, length: int | None, heads: int | None, head_dim:
             "(query and output projections left out):",
         )
     ]
+    maps = "input maps, pooling, gates" if expansion.primal.made(1, 1) else "input maps and pooling"
     rows = [
         ("key and value projections", before.projection, after.projection),
-        ("input maps and pooling", before.maps, after.maps),
+        (maps, before.maps, after.maps),
         ("scores and sums", before.attention, after.attention),
         ("together", before.total, after.total),
     ]

@@ -30,7 +30,7 @@ class Normalizer(Spec):
         return {}
 
     def made(self, heads: int, value_dim: int) -> dict[str, PerToken]:
-        """What a layer makes of its input, by name."""
+        """What a layer makes of its input, by name: the gate of a gated one."""
         return {}
 
     def h(self, x: Tensor, kernel_sum: Tensor) -> Tensor:

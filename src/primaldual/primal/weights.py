@@ -50,7 +50,7 @@ class Forget(PointWeights):
 
     def made(self, heads: int, value_dim: int) -> dict[str, PerToken]:
         rates = torch.tensor([2.0 ** (-8 * (head + 1) / heads) for head in range(heads)])
-        return {"log_forget": PerToken("key", -rates.expm1().log(), logsigmoid)}
+        return {"log_forget": PerToken("key", -rates.expm1().log(), _log_sigmoid)}
 
     def log_weights(self, made: Mapping[str, Tensor], hidden: Tensor | None, tokens: int) -> Tensor:
         log_forget = made["log_forget"].expand(-1, -1, tokens)
@@ -65,3 +65,8 @@ class Forget(PointWeights):
 
     def latex(self, x: str = "x") -> str:
         return r"w_j=\exp\Big(-\sum_{t\le j}\log f_t\Big)"
+
+
+def _log_sigmoid(x: Tensor) -> Tensor:
+    """In at least float32: what adds up over many tokens is not to be rounded to 16 bits."""
+    return logsigmoid(x.to(torch.promote_types(x.dtype, torch.float32)))
