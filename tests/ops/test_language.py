@@ -145,6 +145,9 @@ def test_a_polynomial_of_too_many_features_is_computed_by_its_kernel() -> None:
     assert chosen.impl == "dense"
     assert "814,385 features, over the limit" in dict(chosen.candidates)["linear"]
     assert "as written" in derive(Primal(Polynomial(4))).explain(head_dim=64)
+    assert plan(q, q, q, "polynomial").impl == "dense"  # 2,145 features for 9 keys
+    long = torch.empty(1, 2, 4096, 64)
+    assert plan(long, long, long, "polynomial").impl == "linear"
 
 
 def decayed(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor) -> Tensor:

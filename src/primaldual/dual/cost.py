@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..primal import Gated, Polynomial, Primal, TrainingSet
+from ..primal import Gated, Polynomial, TrainingSet
 from .rewrites import GroupHeadsByScale
 
 if TYPE_CHECKING:
@@ -48,11 +48,13 @@ def count(expansion: Expansion, *, queries: int, keys: int, heads: int, head_dim
         for token_map in primal.token_maps:
             taps = sum(kernel.numel() for kernel in token_map.learned(1, D).values())
             maps += H * 2 * taps * (L + N) * D
-        if expansion.associated and not _too_many(primal, D):
-            F = primal.features.dim(D)
-            attention += H * 2 * (L + points) * F * (D + 1)
+        pairs = H * 2 * 2 * D * _pairs(expansion, scale, L, N)
+        if not expansion.associated:
+            attention += pairs
+        elif isinstance(primal.features, Polynomial):  # whose kernel needs no features, where these are many
+            attention += min(pairs, H * 2 * (L + points) * primal.features.dim(D) * (D + 1))
         else:
-            attention += H * 2 * 2 * D * _pairs(expansion, scale, L, N)
+            attention += H * 2 * (L + points) * primal.features.dim(D) * (D + 1)
     for part in primal.made(heads, D).values():
         maps += 2 * (L if part.of == "query" else N) * E * part.start.numel()
     if isinstance(primal.normalizer, Gated):
@@ -60,11 +62,6 @@ def count(expansion: Expansion, *, queries: int, keys: int, heads: int, head_dim
     if early:
         maps += E * N * sum(s > 1 for s in set(scales))  # pooling, of the layer's input, once per scale
     return Cost(projection, maps, attention)
-
-
-def _too_many(primal: Primal, head_dim: int) -> bool:
-    """Whether the features are more than are written down, where the kernel needs none."""
-    return isinstance(primal.features, Polynomial) and primal.features.refusal(head_dim) is not None
 
 
 def _pairs(expansion: Expansion, scale: int, queries: int, keys: int) -> int:

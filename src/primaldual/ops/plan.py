@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..dual import Expansion, GateAfterSum, derive
 from ..kernels.launching import captured, exporting
+from ..primal import Polynomial
 from . import block_sparse, dense, linear, mixed, per_token, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Sizes, estimate, sizes_of
 from .problem import Problem, UnsupportedError, require
@@ -147,11 +148,23 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
     if impl != "auto":
         return Plan(impl, True, candidates, sizes, expansion_for(impl, problem))
     fast = [name for name in able if name not in MATRIX]
+    if fast == ["linear"] and _many_features(problem):
+        fast = [name for name in able if name != "reference"]
     best = (fast or able)[0]
     if len(fast) > 1:
         seconds = [estimate(name, sizes).seconds for name in fast]
         best = fast[seconds.index(min(seconds))]  # a compiler traces this, but not min(key=...)
     return Plan(best, False, candidates, sizes, expansion_for(best, problem))
+
+
+MANY = 4
+"""From so many features for each key on they take several times the memory of the scores."""
+
+
+def _many_features(problem: Problem) -> bool:
+    """Whether a matrix of scores is no last resort: where the kernel needs no features, and these are many more."""
+    features, dim = problem.primal.features, problem.q.shape[-1]
+    return type(features) is Polynomial and features.dim(dim) > MANY * problem.k.shape[2]
 
 
 def expansion_for(impl: str, problem: Problem) -> Expansion:
