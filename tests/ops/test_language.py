@@ -228,6 +228,22 @@ def test_what_is_forgotten_entirely_leaves_the_range_of_no_dtype(features: EluPl
         close(last, v[:, :, -1:].expand_as(last), 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("autocast", [False, True], ids=["halves", "autocast"])
+def test_a_decay_over_many_tokens_is_not_rounded_to_16_bits(dtype: torch.dtype, autocast: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 700, 8, generator=generator).to(dtype) for _ in range(3))
+    log_forget = -2 * torch.rand(1, 2, 700, generator=generator)  # which adds up to 700
+    truth = attention(
+        *(x.double() for x in (q, k, v)), "forget", is_causal=True, parameters={"log_forget": log_forget.double()}
+    )
+    q, k, v = (x.float() if autocast else x for x in (q, k, v))
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        found = attention(q, k, v, "forget", is_causal=True, parameters={"log_forget": log_forget}, impl="sdpa")
+    assert found.dtype == dtype
+    assert (found.double() - truth).abs().max() < 6 * torch.finfo(dtype).eps * truth.abs().max()
+
+
 def test_padding_forgets_nothing_and_nothing_to_come_is_seen() -> None:
     q, k, v = tensors()
     hidden = torch.arange(N).expand(2, -1) % 3 == 1

@@ -30,6 +30,9 @@ from .pooling import visible as visible_of
 from .problem import Problem
 from .softmax import CausalQueries, bias_of, one_sided, one_sided_causal, sink_of
 
+CHANNEL = 16.0
+"""What queries have in the channels of a bias in 16 bits."""
+
 _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -135,7 +138,7 @@ def _tokens(p: Problem, queries: CausalQueries, points: CausalPool, visible: Ten
             return _fused(q, keys, values, dropout_p=p.dropout_p, is_causal=True, scale=p.score_scale)
         if q.shape[2] == 1:  # a step of decoding sees every key
             return _of_problem(p, q, keys, values, None, None)
-    if points.seen is None and visible is None and not queries.skipped and q.dtype != torch.float16:
+    if points.seen is None and visible is None and not queries.skipped:
         return _triangle(q, keys, values, points.bias, p.dropout_p, p.score_scale, sink)
     take = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(queries.skipped)[None, None]
     take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
@@ -148,7 +151,7 @@ def _of_problem(p: Problem, q: Tensor, k: Tensor, v: Tensor, take: Tensor | None
     """`fused` as the problem says; what a kernel adds to the scores of keys goes into channels, where it can."""
     sink = sink_of(p)
     adds = p.log_weights is not None or p.expansion.biased_by_norms or sink is not None
-    channels = adds and (bias is None or bias.shape[2] == 1) and q.dtype != torch.float16
+    channels = adds and (bias is None or bias.shape[2] == 1)
     return fused(q, k, v, take, bias, p.dropout_p, p.score_scale, sink, channels)
 
 
@@ -201,18 +204,22 @@ def _in_channels(
 ) -> tuple[Tensor, Tensor, Tensor, float]:
     """Queries and keys with more channels, whose products are b_j: s·(q·k_j + 1·b_j/s), s the factor on the scores.
 
-    In 16 bits b/s is the sum of three numbers, so that no more of it is lost than in float32. Values are as wide as
-    queries again, where they were: kernels for CPUs want that.
+    In 16 bits b/s is the sum of three numbers, so that no more of it is lost than in float32; and a multiple of it, so
+    that it is in float16's range. Values are as wide as queries again, where they were: kernels for CPUs want that.
     """
+    dtype, device = q.dtype, q.device.type
+    if dtype != torch.float64 and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)  # to which fused attention casts
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    wanted = bias.squeeze(2) / scale
-    short = q.dtype.itemsize == 2  # float16 has not the range
-    parts = [wanted.to(q.dtype)]  # which has the gradient
+    short, largest = dtype.itemsize == 2, torch.finfo(dtype).max / 2
+    wanted = (bias.squeeze(2) / (scale * (CHANNEL if short else 1.0))).clamp(-largest, largest)
+    parts = [wanted.to(dtype)]  # which has the gradient
     for _ in range(2 if short else 0):
-        parts.append((wanted.detach() - sum(part.detach().to(wanted.dtype) for part in parts)).to(q.dtype))
+        parts.append((wanted.detach() - sum(part.detach().to(wanted.dtype) for part in parts)).to(dtype))
     width = 8 if short else 4 if q.is_cuda else 1  # rows of 16 bytes, as kernels want them
-    of_keys = pad(torch.stack(parts, -1), (0, width - len(parts))).expand(*k.shape[:3], -1)
-    of_queries = pad(q.new_ones(len(parts)), (0, width - len(parts))).expand(*q.shape[:3], -1)
+    of_keys = pad(torch.stack(parts, -1).to(k.dtype), (0, width - len(parts))).expand(*k.shape[:3], -1)
+    factors = q.new_full((len(parts),), CHANNEL if short else 1.0)
+    of_queries = pad(factors, (0, width - len(parts))).expand(*q.shape[:3], -1)
     wide = v if q.is_cuda or v.shape[-1] != q.shape[-1] else pad(v, (0, width))
     return torch.cat([q, of_queries], -1), torch.cat([k, of_keys], -1), wide, scale
 
