@@ -14,6 +14,7 @@ from ..primal import (
     Gated,
     Gaussian,
     KernelSum,
+    Laplace,
     Polynomial,
     Pooled,
     RmsNorm,
@@ -25,8 +26,8 @@ from ..primal import (
 )
 
 LEGEND = (
-    "exp: κ(x, y) = exp(x·y/√D). Σκ: h(x) = Σ_{j∈S} κ(x, k_j). μ: mean key. pooled: at each head's own scale. "
-    "c: a sink. g: a gate. w: points have weights."
+    "exp: κ(x, y) = exp(x·y/√D). L: exp(−m|i − j|). Σκ: h(x) = Σ_{j∈S} κ(x, k_j). μ: mean key. pooled: at each head's "
+    "own scale. c: a sink. g: a gate. w: points have weights."
 )
 
 
@@ -49,6 +50,8 @@ def mechanisms_table() -> Table:
 def _short(spec: Spec) -> str:
     """A spec in a word or two; those without a short form say what they are."""
     match spec:
+        case Laplace():
+            return "exp·L"
         case Exponential():
             return "exp"
         case Gated(over=over):

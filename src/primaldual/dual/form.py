@@ -19,6 +19,7 @@ from ..primal import (
     Exponential,
     Gaussian,
     KernelSum,
+    Laplace,
     Normalizer,
     Pattern,
     PointMap,
@@ -27,6 +28,7 @@ from ..primal import (
     Primal,
     RandomFeatures,
     Recenter,
+    Scale,
     Sparse,
     TrainingSet,
 )
@@ -39,6 +41,10 @@ class Form(NamedTuple):
 
     softmax: bool
     """κ is the exponential of q·k/√D and h its sum, so that a factor per query cancels."""
+    distance: bool
+    """κ is the exponential of q·k/√D times `Laplace`'s kernel of positions."""
+    cancels: bool
+    """κ is either of these and h its sum, so that a factor per query cancels."""
     log_kernel: bool
     """κ is exp(`log_kernel`), of the library or of one's own, so that it can be shifted before it overflows."""
     kernel_sum: bool
@@ -93,13 +99,18 @@ def _form(primal: Primal) -> Form:
         subset = "pattern"
     elif _inherits(training_set, TrainingSet, "visible"):
         subset = "all"
+    distance, sums = type(primal.features) is Laplace, primal.normalizer == KernelSum()
+    exponential = kernel_of(primal.features) == "exponential"
     return Form(
-        softmax=kernel_of(primal.features) == "exponential" and primal.normalizer == KernelSum(),
+        softmax=exponential and sums,
+        distance=distance,
+        cancels=(exponential or distance) and sums,
         log_kernel=isinstance(primal.features, LogKernel) and _inherits(primal.features, LogKernel, "kernel"),
         kernel_sum=is_kernel_sum(primal.normalizer),
         sink=has_sink(primal.normalizer),
         finite=primal.features.finite
-        and (_inherits(primal.features, FeatureMap, "kernel") or kernel_of(primal.features) == "polynomial"),
+        and (_inherits(primal.features, FeatureMap, "kernel") or kernel_of(primal.features) == "polynomial")
+        and _inherits(primal.features, FeatureMap, "log_positions"),
         token_maps=bool(primal.token_maps),
         maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",
         points=points,
@@ -123,6 +134,11 @@ _KERNELS: dict[type[FeatureMap], Kernel] = {
 def kernel_of(features: FeatureMap) -> Kernel:
     """Which κ these features have."""
     return _KERNELS.get(type(features), "other")
+
+
+def knows_positions(features: FeatureMap) -> bool:
+    """Whether κ is a kernel of (position, point)."""
+    return not _inherits(features, FeatureMap, "log_positions")
 
 
 def is_kernel_sum(normalizer: Normalizer) -> bool:
@@ -164,7 +180,7 @@ def pieces_of(pattern: Pattern, length: int) -> tuple[Piece, ...] | None:
 
 def is_affine(map_: PointMap) -> bool:
     """Whether the map is x ↦ (x − shift) ⊙ scale, and nothing else."""
-    return _inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine")
+    return type(map_) is Scale or (_inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine"))
 
 
 class Beta(NamedTuple):

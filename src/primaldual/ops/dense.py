@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import has_sink, kernel_of, pooling_of
 from ..primal import LogKernel, Moments
+from . import positions
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem, UnsupportedError, accumulated
 from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites, would_need_own_keys
@@ -52,6 +53,8 @@ def refusal(problem: Problem) -> str | None:
     primal, form = problem.primal, form_of(problem.primal)
     if not (form.finite or _logarithmic(problem)):
         return f"only {primal.features!r} knows its kernel"
+    if reason := positions.refusal(problem):
+        return reason
     if form.points == "own":
         return f"only {primal.training_set!r} knows its points"
     if max(problem.scales) > 1 and (reason := would_need_own_keys(problem)):
@@ -66,7 +69,7 @@ def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv], and weights [B, H, L, S] where they are asked for."""
-    if form_of(problem.primal).softmax:
+    if form_of(problem.primal).cancels:
         return problem.by_group(_attend)
     return accumulated(problem, lambda p: p.by_group(_attend))
 
@@ -98,7 +101,7 @@ def _masked(p: Problem, queries: Tensor, points: Pool, seen: Tensor | None) -> S
     pattern = visible(p)
     if pattern is not None:
         seen = pattern[None, None] if seen is None else seen & pattern
-    return Sides(queries, points.keys, points.values, seen, bias_of(p, points))
+    return Sides(queries, points.keys, points.values, seen, bias_of(p, points, seen))
 
 
 def _causal(p: Problem) -> Sides:
@@ -125,7 +128,20 @@ def _causal(p: Problem) -> Sides:
     pattern = visible(p)
     if pattern is not None:
         seen = seen & fit_length(pattern[None, None].transpose(2, 3), windows.shape[0]).transpose(2, 3)
+    if form_of(p.primal).distance:
+        added = positions.added(p, _places(p, place), seen)
+        bias = added if bias is None else bias + added
     return Sides(queries, complete.keys, complete.values, seen, bias, running)
+
+
+def _places(p: Problem, place: Tensor) -> Tensor:
+    """Where the complete windows stand, and in the column of each query's own its running mean: [B or 1, 1, L, W]."""
+    points = positions.of_windows(p)
+    complete = _after_prefix(points, lambda x: x[:, :, :, -1]).keys.squeeze(-1)
+    if p.scale == 1:
+        return complete.unsqueeze(2)
+    own = _of_queries(p, _after_prefix(points, lambda x: x.flatten(2, 3))).keys
+    return own.where(place, complete.unsqueeze(2))
 
 
 def _of_queries(p: Problem, tokens: Pool) -> Pool:
@@ -171,8 +187,8 @@ def _kernel(p: Problem, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _logarithmic(p: Problem) -> bool:
-    """Whether scores are log κ, of a kernel that is known here."""
-    return kernel_of(p.primal.features) in ("exponential", "gaussian")
+    """Whether scores are log κ, of a kernel that is known here; of `Laplace`, what positions add is a bias."""
+    return kernel_of(p.primal.features) in ("exponential", "gaussian") or form_of(p.primal).distance
 
 
 def _by_blocks(p: Problem) -> tuple[Tensor, Tensor]:

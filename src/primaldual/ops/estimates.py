@@ -194,7 +194,7 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
         compiled=q.is_cuda and not torch.compiler.is_compiling() and native.library() is not None,
         dropout=problem.dropout_p > 0,
         causal=problem.is_causal,
-        masked=masked or subset,
+        masked=masked or subset or form.distance,
         maps=len(maps),
         inside=(form.simple or (form.maps != "other" and not scaled)) and not masked
         and not (problem.is_causal and (scaled or len(maps) > 0)),

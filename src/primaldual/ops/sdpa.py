@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..dual import GroupHeadsByScale, NormsOfKeysAreBias, Rewrite
+from ..dual import GroupHeadsByScale, NormsOfKeysAreBias, Rewrite, form_of
 from ..kernels.cudnn import attention as cudnn
-from . import softmax
+from . import positions, softmax
 from .pooling import CausalPool, fit_length
 from .pooling import visible as visible_of
 from .problem import Problem
@@ -38,7 +38,13 @@ _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    return softmax.refusal(problem, "fused attention", sinks=True, biases=True)
+    if reason := softmax.refusal(
+        problem, "fused attention", sinks=True, biases=True, distances=True
+    ) or positions.refusal(problem):
+        return reason
+    if problem.is_causal and form_of(problem.primal).distance and max(problem.scales) > 1:
+        return "what distances add to the scores of complete windows and running ones has no fused form"
+    return None
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
@@ -56,7 +62,7 @@ def _attend(p: Problem) -> Tensor:
     visible = visible_of(p)
     if visible is not None:
         take = visible[None, None] if take is None else take & visible
-    out = _of_problem(p, q, points.keys, points.values, take, bias_of(p, points))
+    out = _of_problem(p, q, points.keys, points.values, take, bias_of(p, points, take))
     return _keep_nan(out, q, p)
 
 
@@ -76,7 +82,10 @@ def _causal(p: Problem) -> Tensor:
     visible = visible_of(p, queries.start)
     if visible is not None:
         visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [·, P + W]
-    out = _by_place(p, queries, points, visible)
+    if form_of(p.primal).distance:  # of tokens
+        out = _tokens(p, queries, points, visible)
+    else:
+        out = _by_place(p, queries, points, visible)
     if not prefix:
         return _keep_nan(queries.of_problem(out, p), queries.of_problem(queries.rows.flatten(2, 3), p), p)
     head = points.prefix
@@ -132,18 +141,22 @@ def _by_place(p: Problem, queries: CausalQueries, points: CausalPool, visible: T
 def _tokens(p: Problem, queries: CausalQueries, points: CausalPool, visible: Tensor | None) -> Tensor:
     """Plain causal attention: every window is one token."""
     q, keys, values = (x.squeeze(3) for x in (queries.rows, points.keys, points.values))
-    sink = sink_of(p)
-    if points.seen is None and points.bias is None and visible is None:
+    sink, distance = sink_of(p), form_of(p.primal).distance
+    if points.seen is None and points.bias is None and visible is None and not distance:
         if not queries.skipped and sink is None:
             return _fused(q, keys, values, dropout_p=p.dropout_p, is_causal=True, scale=p.score_scale)
         if q.shape[2] == 1:  # a step of decoding sees every key
             return _of_problem(p, q, keys, values, None, None)
-    if points.seen is None and visible is None and not queries.skipped:
+    if points.seen is None and visible is None and not queries.skipped and not distance:
         return _triangle(q, keys, values, points.bias, p.dropout_p, p.score_scale, sink)
     take = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril(queries.skipped)[None, None]
     take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
     take = take if visible is None else take & visible
     bias = None if points.bias is None else points.bias.squeeze(3).unsqueeze(2)
+    if distance:
+        places = torch.arange(keys.shape[2], device=q.device, dtype=torch.promote_types(q.dtype, torch.float32))
+        distances = positions.added(p, places[None, None, None], take)
+        bias = distances if bias is None else bias + distances
     return _of_problem(p, q, keys, values, take, bias)
 
 

@@ -15,23 +15,27 @@ from torch.nn.functional import pad
 from ..dual import Rewrite, RowConstantsCancel, derive, form_of
 from ..dual.form import has_sink, kernel_of
 from ..primal import Gaussian, Moments, PointMap
+from . import positions
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem, UnsupportedError
 from .statistics import causal_moments, centre, first_key, masked_moments, moments, several
 
 
-def refusal(problem: Problem, who: str, *, sinks: bool = False, biases: bool = False) -> str | None:
+def refusal(
+    problem: Problem, who: str, *, sinks: bool = False, biases: bool = False, distances: bool = False
+) -> str | None:
     """Why an executor of softmax heads, which the reason begins with, cannot compute the problem; None when it can.
 
-    With `sinks` it takes a constant in h, too; with `biases` what is a bias on keys through which gradients flow.
+    With `sinks` it takes a constant in h, too; with `biases` what is a bias on keys through which gradients flow; with
+    `distances` what `Laplace` adds to the scores.
     """
     primal, form = problem.primal, form_of(problem.primal)
-    biased = kernel_of(primal.features) == "gaussian" and biases
-    if kernel_of(primal.features) != "exponential" and not biased:
+    biased = biases and kernel_of(primal.features) == "gaussian"
+    if kernel_of(primal.features) != "exponential" and not biased and not (distances and form.distance):
         return f"{who} has the exponential kernel, not that of {primal.features!r}"
     if form.weighted and not biases:
         return f"{who} has no gradient for a bias on keys, which {primal.weights!r} is"
-    if not (form.softmax or (biased and form.kernel_sum) or (sinks and form.sink and not biased)):
+    if not (form.kernel_sum or (sinks and form.sink and not biased and not form.distance)):
         return f"{who} divides by the kernel sum, not by {primal.normalizer!r}"
     if problem.need_weights:
         return f"{who} does not return weights"
@@ -54,7 +58,7 @@ def needs_own_keys(problem: Problem) -> str | None:
         return None
     for map_ in problem.expansion.maps:
         if map_.needs != "nothing":
-            where = "" if form_of(problem.primal).softmax else " under softmax"
+            where = "" if form_of(problem.primal).cancels else " under softmax"
             return f"{map_!r} is not the last input map{where}, so each query would need its own keys"
     return None
 
@@ -132,12 +136,18 @@ def sink_of(p: Problem) -> Tensor | None:
     return normalizer.log_sink(p.q, p.parameters) if has_sink(normalizer) else None
 
 
-def bias_of(p: Problem, points: Pool) -> Tensor | None:
-    """What is added to the scores, [B or 1, H or 1, L or 1, W]: the bias of the points, and that of the mask."""
-    of_points = None if points.bias is None else points.bias.unsqueeze(2)
-    if p.attn_bias is None or of_points is None:
-        return p.attn_bias if of_points is None else of_points
-    return of_points + p.attn_bias
+def bias_of(p: Problem, points: Pool, take: Tensor | None) -> Tensor | None:
+    """What is added to the scores, [B or 1, H or 1, L or 1, W]: of the points, of the mask, and of distances.
+
+    `take` [B or 1, H or 1, L or 1, W] is what each query sees of the points; None where that is all.
+    """
+    found = None if points.bias is None else points.bias.unsqueeze(2)
+    if p.attn_bias is not None:
+        found = p.attn_bias if found is None else found + p.attn_bias
+    if form_of(p.primal).distance:
+        distances = positions.added(p, positions.of_points(p), take)
+        found = distances if found is None else found + distances
+    return found
 
 
 class CausalQueries(NamedTuple):

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from ._spec import Spec, added
-from .features import Exponential, FeatureMap
-from .inputs import InputMap, PointMap, TokenMap
+from .features import Exponential, FeatureMap, Parameters
+from .inputs import InputMap, PointMap, PositionMap, TokenMap
 from .normalizers import Gated, KernelSum, Normalizer
 from .per_token import PerToken
 from .training_sets import AllKeys, TrainingSet
@@ -84,6 +84,11 @@ class Primal(Spec):
         return tuple(m for m in self.inputs if isinstance(m, TokenMap))
 
     @property
+    def mixing_maps(self) -> tuple[TokenMap, ...]:
+        """Those of them that mix tokens, so that what is hidden in one may show in another."""
+        return tuple(m for m in self.token_maps if not isinstance(m, PositionMap))
+
+    @property
     def point_maps(self) -> tuple[PointMap, ...]:
         """The maps that act after pooling."""
         return tuple(m for m in self.inputs if isinstance(m, PointMap))
@@ -106,9 +111,16 @@ class Primal(Spec):
         return self if self._ungated is None else self._ungated
 
     @property
-    def per_head(self) -> frozenset[str]:
-        """Names of the learned tensors whose first dimension is the head, and not that of some heads alone."""
-        return frozenset((*self.normalizer.per_head, *(name for map_ in self.inputs for name in map_.per_head)))
+    def by_head(self) -> frozenset[str]:
+        """Names of the tensors whose first dimension is the head, and not that of some heads alone."""
+        of_maps = (name for map_ in self.inputs for name in map_.by_head)
+        return frozenset((*self.features.by_head, *self.normalizer.by_head, *of_maps))
+
+    def on_tokens(self, x: Tensor, positions: Tensor, parameters: Parameters) -> Tensor:
+        """Tokens [batch, heads, length, dim] at these places, [length] or [batch, length], through the token maps."""
+        for map_ in self.token_maps:
+            x = map_.at(x, positions, parameters)
+        return x
 
     def causal_refusal(self, heads: int) -> str | None:
         """Why this primal has no causal form with so many heads; None when it has one."""

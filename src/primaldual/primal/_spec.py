@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -31,7 +31,7 @@ class Spec:
             cls.__repr__ = Spec.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        parts = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)]
+        parts = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     @classmethod
@@ -48,8 +48,8 @@ class Spec:
         >>> Recenter(0.5).to_dict()
         {'kind': 'Recenter', 'beta': 0.5, 'learnable': False}
         """
-        written = {f.name: getattr(self, f.name) for f in fields(self) if not _left_out(f, getattr(self, f.name))}
-        return {"kind": self.kind()} | {name: _encode(value) for name, value in written.items()}
+        said = (f for f in fields(self) if not (f.metadata.get("added") and getattr(self, f.name) == f.default))
+        return {"kind": self.kind()} | {f.name: _encode(getattr(self, f.name)) for f in said}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -65,7 +65,7 @@ class Spec:
         target = Spec._kinds[kind]
         if not issubclass(target, cls):
             raise ValueError(f"expected a {cls.__name__}, got a serialised {kind}")
-        known = {each.name for each in fields(target)}
+        known = {f.name for f in fields(target)}
         unknown = set(data) - known - {"kind"}
         if unknown:
             raise ValueError(f"{kind} has no field {sorted(unknown)}; it has {sorted(known)}")
@@ -82,15 +82,17 @@ class Spec:
         """The same for LaTeX."""
         return rf"\mathrm{{{type(self).__name__}}}({x})"
 
+    def remarks(self, latex: bool = False) -> tuple[str, ...]:
+        """Sentences for the derivation, beside the formula: what its letters mean, how far it is the paper's."""
+        return ()
+
 
 def added(default: Any) -> Any:
-    """A field that a class was given since: at its default it is not written down, so that what was written before,
-    and the keys that are made of it, stay what they are."""
+    """A field that a class has had only since values of it were recorded.
+
+    At its default `to_dict` leaves it out, so that what was recorded before is found again by its key.
+    """
     return field(default=default, metadata={"added": True})
-
-
-def _left_out(part: Field[Any], value: Any) -> bool:
-    return bool(part.metadata.get("added")) and bool(value == part.default)
 
 
 def _encode(value: Any) -> Any:

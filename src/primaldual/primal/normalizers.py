@@ -22,7 +22,7 @@ class Normalizer(Spec):
     nor the keys are needed once the sum is known.
     """
 
-    per_head: ClassVar[tuple[str, ...]] = ()
+    by_head: ClassVar[tuple[str, ...]] = ()
     """Names of the learned tensors whose first dimension is the head."""
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class KernelSum(Normalizer):
     """
 
     sink: float | Literal["learned"] = added(0)
-    per_head: ClassVar[tuple[str, ...]] = ("sink",)
+    by_head: ClassVar[tuple[str, ...]] = ("sink",)
 
     def __post_init__(self) -> None:
         if self.sink != "learned" and not (is_number(self.sink) and 0 <= self.sink < math.inf):
@@ -132,8 +132,8 @@ class Gated(Normalizer):
         check_choice("Gated", "per", self.per, ("head", "channel"))
 
     @property
-    def per_head(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.over.per_head
+    def by_head(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.over.by_head
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         return self.over.learned(heads, head_dim)

@@ -52,7 +52,7 @@ class Drawn(NamedTuple):
             out = attention(x, self.keys, values, self.primal, parameters=parameters)
             assert isinstance(out, Tensor)
             return out
-        own = self.primal.per_head | self.primal.made(1, 1).keys()
+        own = self.primal.by_head | self.primal.made(1, 1).keys()
 
         def of_heads(y: Tensor, dim: int) -> Tensor:  # the outputs of a head have the same
             return y[(slice(None),) * dim + (slice(None, None, self.outputs),)]
@@ -115,7 +115,7 @@ def _by_output(p: Drawn, directions: Tensor) -> Drawn:
     """The same with every output as a head of its own, and its own gate."""
     outputs, normalizer, inner = p.values.shape[-1], p.primal.normalizer, over_of(p.primal.training_set)
     assert isinstance(normalizer, Gated)
-    own = p.primal.per_head | p.primal.made(1, 1).keys()
+    own = p.primal.by_head | p.primal.made(1, 1).keys()
 
     def repeated(x: Tensor, dim: int = 1) -> Tensor:
         return x.repeat_interleave(outputs, dim)
