@@ -1,8 +1,11 @@
 """One training loop for any task and for one or many seeds at once, and the records that it leaves."""
 
 from ..base.packages import MissingPackageError
+from .augmentation import Augmentation
 from .ensemble import Ensemble, check
 from .loop import Training
+from .modern import ModernModel, ModernRecipe, fit
+from .patterns import PatternTask
 from .progress import Progress, Watch
 from .recipe import Recipe
 from .record import Record, Score, key
@@ -17,7 +20,8 @@ from .tuning import Tuned, tune
 from .watch import progress_bar, tensorboard
 
 __all__ = [
-    "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "OneCycle", "Progress", "Recipe",
-    "Record", "Schedule", "Score", "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check",
-    "for_cpu", "key", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
+    "Augmentation", "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "ModernModel",
+    "ModernRecipe", "OneCycle", "PatternTask", "Progress", "Recipe", "Record", "Schedule", "Score", "SequenceTask",
+    "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check", "fit", "for_cpu", "key", "progress_bar",
+    "series_recipe", "tensorboard", "train", "tune",
 ]  # fmt: skip

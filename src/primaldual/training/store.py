@@ -55,7 +55,7 @@ class Store:
                 f"{key} is no model of primaldual.models; load its weights into one of its task, by load_model"
             )
         config = Spec.from_dict(about["config"])
-        model = MODELS[type(config)](config).to(tensors["positions"].dtype)
+        model = MODELS[type(config)](config).to(_dtype(tensors))
         model.load_state_dict(tensors)
         return model.eval()
 
@@ -63,8 +63,7 @@ class Store:
         """The model of a finished run of any task, ready to predict."""
         tensors, _ = read(self.folder / "models" / f"{key}.safetensors")
         model = built(task, 0)
-        dtype = next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
-        model.to(dtype).load_state_dict(tensors)
+        model.to(_dtype(tensors)).load_state_dict(tensors)
         return model.eval()
 
     def checkpoint(self, configuration: str, group: str) -> Path:
@@ -109,3 +108,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as stream:
         about = json.loads((stream.metadata() or {})["primaldual"])
         return {name: stream.get_tensor(name) for name in stream.keys()}, about  # noqa: SIM118  not a dict
+
+
+def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
+    """Of a model's weights."""
+    return next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
