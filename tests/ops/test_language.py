@@ -349,3 +349,17 @@ def test_heads_with_gates_and_decays_are_diagnosed_where_they_are_one_regression
     per_head, per_channel, weighted = notes.values()
     assert per_head == weighted == ({""}, True)
     assert not per_channel[1] and "each output is a regression of its own" in per_channel[0].pop()
+
+
+@pytest.mark.parametrize("form", ["text", "latex", "markdown"])
+def test_the_derivation_says_what_is_the_paper_s_f_and_what_extends_it(form: str) -> None:
+    primals = {
+        "this is exactly its f": Primal(normalizer=Gated()),
+        "each output is a regression with a normalizer of its own": Primal(normalizer=Gated(per="channel")),
+        "takes weight and has no value. f is exactly the paper's": Primal(normalizer=Gated(KernelSum(1))),
+        "Points have weights, which extends the paper's": Primal(weights=Forget()),
+        "The degree is odd": Primal(Polynomial(3)),
+    }
+    for sentence, primal in primals.items():
+        assert sentence in derive(primal).explain(form)
+        assert sentence not in derive("softmax").explain(form)

@@ -20,7 +20,7 @@ from ..primal import (
 )
 from ..primal._spec import operand
 from .cost import count
-from .form import form_of, has_sink, pooling_of
+from .form import form_of, pooling_of
 from .render import RENDERERS, Line, Section, formula, say
 from .rewrites import Reassociate, RowConstantsCancel
 
@@ -57,47 +57,13 @@ def _layer(p: Primal) -> Section:
     if any(m.needs != "nothing" for m in p.point_maps):
         of = "pooled keys" if pooling_of(p.training_set) else "keys"
         lines.append(say(f"The statistics of T are taken over the head's own {of}, one vote each."))
-    lines += _extended(p)
-    for part in (p.features, p.normalizer, *p.inputs, p.training_set):
-        lines += map(say, part.remarks(), part.remarks(latex=True))
-    return Section("The primal layer", lines)
-
-
-def _extended(p: Primal) -> list[Line]:
-    """Where the parts that are younger than the paper are its f, and where they extend it."""
-    lines = []
     if isinstance(p.normalizer, Gated):
         lines.append(formula("g(x) = σ(A x_in + a)", r"g(x)=\sigma(A\,x_{\mathrm{in}}+a)"))
-        lines.append(
-            say(
-                "x_in is the layer's input, of which x is projected.",
-                r"$x_{\mathrm{in}}$ is the layer's input, of which $x$ is projected.",
-            )
-        )
-        if p.normalizer.per == "head":
-            lines.append(say("g is a scalar, and the paper's h any scalar function of x: this is exactly its f."))
-        else:
-            lines.append(
-                say(
-                    "g has a number for each output d, which extends the paper's f: h_d(x) = h(x)/g_d(x), and each "
-                    "output is a regression with a normalizer of its own.",
-                    "g has a number for each output d, which extends the paper's f: $h_d(x)=h(x)/g_d(x)$, and each "
-                    "output is a regression with a normalizer of its own.",
-                )
-            )
-    if p.weights is not None:
-        lines += [
-            formula(p.weights.text(), p.weights.latex()),
-            say(
-                "Points have weights, which extends the paper's f: point j costs w_j C, so that α_j = w_j a_j with "
-                "0 ≤ a_j ≤ C, and w_j multiplies κ(x, Tk_j) in the sum and in h.",
-                r"Points have weights, which extends the paper's $f$: point $j$ costs $w_jC$, so that "
-                r"$\alpha_j=w_ja_j$ with $0\le a_j\le C$, and $w_j$ multiplies $\kappa(x,Tk_j)$ in the sum and in $h$.",
-            ),
-        ]
-    if has_sink(p.ungated.normalizer):
-        lines.append(say("The constant in h is a sink: it takes weight and has no value. f is exactly the paper's."))
-    return lines
+    weights = () if p.weights is None else (p.weights,)
+    lines += [formula(part.text(), part.latex()) for part in weights]
+    for part in (p.features, p.normalizer, *p.inputs, p.training_set, *weights):
+        lines += map(say, part.remarks(), part.remarks(latex=True))
+    return Section("The primal layer", lines)
 
 
 def _problem(p: Primal) -> Section:

@@ -78,6 +78,11 @@ class KernelSum(Normalizer):
         total = self.h(x, kernel_sum)
         return total if self.sink == 0 else total + self.log_sink(total, parameters).exp()
 
+    def remarks(self, latex: bool = False) -> tuple[str, ...]:
+        if self.sink == 0:
+            return ()
+        return ("The constant in h is a sink: it takes weight and has no value. f is exactly the paper's.",)
+
     def text(self, x: str = "x") -> str:
         sink = "exp(s)" if self.sink == "learned" else f"{self.sink:g}"
         return (f"{sink} + " if self.sink != 0 else "") + f"Σ_{{j∈S}} κ({x}, T k_j)"
@@ -144,6 +149,20 @@ class Gated(Normalizer):
 
     def h(self, x: Tensor, kernel_sum: Tensor) -> Tensor:
         raise ValueError(f"{self!r}: g is no function of the mapped point alone; `over` is h without it")
+
+    def remarks(self, latex: bool = False) -> tuple[str, ...]:
+        of = "x_in is the layer's input, of which x is projected."
+        if latex:
+            of = r"$x_{\mathrm{in}}$ is the layer's input, of which $x$ is projected."
+        if self.per == "head":
+            is_f = "g is a scalar, and the paper's h any scalar function of x: this is exactly its f."
+        else:
+            each = "$h_d(x)=h(x)/g_d(x)$" if latex else "h_d(x) = h(x)/g_d(x)"
+            is_f = (
+                f"g has a number for each output d, which extends the paper's f: {each}, and each output is a "
+                f"regression with a normalizer of its own."
+            )
+        return (*self.over.remarks(latex), of, is_f)
 
     def text(self, x: str = "x") -> str:
         over = self.over.text(x)

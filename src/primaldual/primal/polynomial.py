@@ -59,6 +59,11 @@ class Polynomial(FeatureMap):
     def kernel(self, x: Tensor, y: Tensor, parameters: Parameters | None = None) -> Tensor:
         return ((x / math.sqrt(x.shape[-1])) @ y.transpose(-1, -2) + self.constant) ** self.degree
 
+    def remarks(self, latex: bool = False) -> tuple[str, ...]:
+        if self.degree % 2 == 0:
+            return ()
+        return ("The degree is odd, so that κ may be negative, and its sum small or zero where its terms are not.",)
+
     def text(self, x: str = "x") -> str:
         degree, p, c = ("=" if self.constant == 0 else "≤"), self.degree, f"{self.constant:g}"
         weight = f"√({p}!/({p}−t)!·{c}^({p}−t))" if self.constant else f"√({p}!)"

@@ -33,6 +33,17 @@ class PointWeights(Spec):
         """
         raise NotImplementedError(f"{type(self).__name__} must implement log_weights(made, hidden, tokens)")
 
+    def remarks(self, latex: bool = False) -> tuple[str, ...]:
+        if latex:
+            return (
+                r"Points have weights, which extends the paper's $f$: point $j$ costs $w_jC$, so that "
+                r"$\alpha_j=w_ja_j$ with $0\le a_j\le C$, and $w_j$ multiplies $\kappa(x,Tk_j)$ in the sum and in $h$.",
+            )
+        return (
+            "Points have weights, which extends the paper's f: point j costs w_j C, so that α_j = w_j a_j with "
+            "0 ≤ a_j ≤ C, and w_j multiplies κ(x, Tk_j) in the sum and in h.",
+        )
+
 
 @dataclass(frozen=True)
 class Forget(PointWeights):
