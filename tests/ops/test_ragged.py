@@ -489,11 +489,11 @@ def test_opcheck_of_points() -> None:
     q, k, v = tensors((5, 5, 8, 4), heads=1)
     keys, values, own_k, own_v = (x.clone() for x in (k[:, :, :2].flatten(), v[:, :, :2].flatten(), k, v))
     layout, shift, bias = [0, 2, 2, 0, 16, 8, 0, 8, 4], torch.rand(1, 1, 8), torch.rand(1, 1, 2)
-    own = (own_k, own_v, torch.rand(1, 1, 5))
-    out, lse = ragged_points.points_op(q, keys, values, layout, 4, shift, bias, *own, True, 0.0, None)
-    rest = (shift, bias, *own, True, 0.0, None)
+    own, sink = (own_k, own_v, torch.rand(1, 1, 5)), torch.rand(1)
+    out, lse = ragged_points.points_op(q, keys, values, layout, 4, shift, bias, *own, True, 0.0, None, None, sink)
+    rest = (shift, bias, *own, True, 0.0, None, None, sink)
     torch.library.opcheck(ragged_points._points_backward_op, (out, q, keys, values, out, lse, layout, *rest))
-    for x in (q, keys, values, shift, own_k, own_v):
+    for x in (q, keys, values, shift, own_k, own_v, sink):
         x.requires_grad_()
     torch.library.opcheck(ragged_points.points_op, (q, keys, values, layout, 4, *rest))
 
