@@ -23,7 +23,7 @@ from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import has_sink, kernel_of, pooling_of
 from ..primal import LogKernel, Moments
 from . import positions
-from .pooling import CausalPool, Pool, fit_length, visible
+from .pooling import CausalPool, Pool, fit_length, relative, visible
 from .problem import Problem, UnsupportedError, accumulated
 from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites, would_need_own_keys
 from .statistics import masked_moments, moments
@@ -237,14 +237,6 @@ def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Te
     kernel = kernel.where(sides.seen, 0.0)
     kernel_sum = kernel.sum(-1, keepdim=True).masked_fill(empty, 1.0)  # before h, whose slope at 0 may be infinite
     return kernel / p.primal.normalizer.at(queries, kernel_sum, p.parameters).masked_fill(empty, 1.0)
-
-
-def relative(bias: Tensor, seen: Tensor | None) -> Tensor:
-    """A bias less the largest that a query sees, which h cancels; 0 where it sees none."""
-    if seen is None:
-        return bias - bias.detach().amax(-1, keepdim=True)
-    largest = bias.detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
-    return (bias - largest.masked_fill(largest == -torch.inf, 0.0)).masked_fill(~seen, 0.0)
 
 
 def _beside_sink(scores: Tensor, seen: Tensor | None, empty: Tensor | None, log_sink: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ from ..dual.form import is_affine, is_kernel_sum, kernel_of
 from ..kernels.launching import exporting
 from ..kernels.linear import limits
 from ..primal import Moments, Polynomial
-from .dense import relative
-from .pooling import Pool, causal_pool, fit_length, in_blocks, pool
+from .pooling import Pool, causal_pool, fit_length, in_blocks, pool, relative
 from .problem import Problem, accumulated, require
 from .statistics import moments
 

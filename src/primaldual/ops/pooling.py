@@ -101,6 +101,14 @@ def log_sum(x: Tensor, where: Tensor) -> Tensor:
     return x.masked_fill(~where, -torch.inf).logsumexp(-1)
 
 
+def relative(bias: Tensor, seen: Tensor | None) -> Tensor:
+    """A bias less the largest that a query sees, which h cancels; 0 where it sees none."""
+    if seen is None:
+        return bias - bias.detach().amax(-1, keepdim=True)
+    largest = bias.detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
+    return (bias - largest.masked_fill(largest == -torch.inf, 0.0)).masked_fill(~seen, 0.0)
+
+
 def _plus(bias: Tensor | None, more: Tensor) -> Tensor:
     return more if bias is None else bias + more
 
