@@ -16,12 +16,14 @@ from .series import SeriesTask
 from .series_recipe import for_cpu, series_recipe
 from .store import Store
 from .task import Metric, Task
+from .text import TextTask
+from .text_recipe import text_recipe
 from .tuning import Tuned, tune
 from .watch import progress_bar, tensorboard
 
 __all__ = [
     "Augmentation", "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "ModernModel",
     "ModernRecipe", "OneCycle", "PatternTask", "Progress", "Recipe", "Record", "Schedule", "Score", "SequenceTask",
-    "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check", "fit", "for_cpu", "key", "progress_bar",
-    "series_recipe", "tensorboard", "train", "tune",
+    "SeriesTask", "Store", "Task", "TextTask", "Training", "Tuned", "Watch", "check", "fit", "for_cpu", "key",
+    "progress_bar", "series_recipe", "tensorboard", "text_recipe", "train", "tune",
 ]  # fmt: skip

@@ -81,6 +81,11 @@ class Store:
                 logger.warning("%s is damaged (%s); its members start anew", path, error)
 
 
+def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
+    """Of a model's weights."""
+    return next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
+
+
 def _read_record(path: Path) -> Record:
     try:
         return Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -108,8 +113,3 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as stream:
         about = json.loads((stream.metadata() or {})["primaldual"])
         return {name: stream.get_tensor(name) for name in stream.keys()}, about  # noqa: SIM118  not a dict
-
-
-def _dtype(tensors: dict[str, Tensor]) -> torch.dtype:
-    """Of a model's weights."""
-    return next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
