@@ -5,6 +5,7 @@ import pickle
 import re
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,18 @@ def test_random_state_decides_everything(kind):
     generator = np.random.RandomState(0)
     np.testing.assert_array_equal(first, outputs(fitted(kind, random_state=generator), X))
     assert not np.allclose(first, outputs(fitted(kind, random_state=generator), X))
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_in_threads_as_alone(kind):
+    X, _ = sines()
+    expected = outputs(fitted(kind, n_members=2), X)
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: outputs(fitted(kind, n_members=2), X), range(8)))
+    assert torch.equal(torch.get_rng_state(), before)
+    for one in found:
+        np.testing.assert_array_equal(one, expected)
 
 
 def test_the_default_dtype_of_torch_does_not_matter():

@@ -153,7 +153,6 @@ class _AttentionEstimator(BaseCollectionEstimator):
         first = int(check_random_state(self.random_state).randint(2**31 - 1 - self.n_members))
         device = self._device()
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[]))  # the caller's random state is left alone
             recipe = self._recipe(data, device)
             weights = None if class_weights is None else torch.from_numpy(class_weights)
             task = SeriesTask.of(data, self.mechanism, recipe, weights)

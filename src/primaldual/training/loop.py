@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..base.randomness import lent
 from .batches import Chosen, mix
 from .ensemble import Ensemble
 from .progress import History, Progress, Watch, best_at
@@ -59,7 +60,7 @@ class Training:
             save: called between two batches, to keep `state()`; and at the end.
             every: seconds between two calls of `save`.
         """
-        with self._own_randomness(), self._on_device(), torch.enable_grad():
+        with self._randomness(), self._on_device(), torch.enable_grad():
             self._since = saved = told = time.perf_counter()
             while not self.finished:
                 if self.at > self.evaluated and self.recipe.evaluates(self.at):
@@ -84,14 +85,10 @@ class Training:
                 if self.recipe.test_at_end and "test" in self.ensemble.parts:
                     self._test_chosen()
 
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """The caller's random state is left alone."""
-        before = self.ensemble.generator.get_state()
-        try:
-            yield
-        finally:
-            self.ensemble.generator.set_state(before)
+    def _randomness(self) -> AbstractContextManager[None]:
+        """The caller's random state is left alone: on a GPU, whose graphs draw from it, one ensemble trains at a time."""
+        generator = self.ensemble.generator
+        return lent(generator) if generator.device.type == "cuda" else nullcontext()
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Graphs are captured and replayed on the current device."""

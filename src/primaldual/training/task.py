@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..base.randomness import DrawingFrom
 from ..primal import Primal, Spec, as_primal
 from .recipe import Recipe, canonical
 
@@ -169,8 +170,7 @@ class Task(ABC):
 
 def built(task: Task, seed: int) -> nn.Module:
     """A task's model with the initial weights of a seed, on the CPU; the caller's random state is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU alone: torch.manual_seed would reach devices too
+    with DrawingFrom(torch.Generator().manual_seed(seed)):
         return task.build()
 
 
