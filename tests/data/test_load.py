@@ -120,16 +120,19 @@ def test_a_damaged_cache_without_raw_files_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError, SafetensorError])
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, error):
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, error, caplog):
     directory = folder(tmp_path / "raw")
     before = load("Toy", directory)
 
     def fail(*_, **__):
         raise error("disk full")
 
-    monkeypatch.setattr(cache, "save", fail)
+    monkeypatch.setattr("primaldual.base.tensors.save", fail)
     with pytest.raises(CacheError, match=r"Toy\.safetensors cannot be written \(disk full\).*PRIMALDUAL_CACHE"):
-        load("Toy", directory, rebuild=True)
+        load("Toy", directory, rebuild=True, must_keep=True)
+    with caplog.at_level(logging.WARNING):  # the data are here all the same
+        assert load("Toy", directory, rebuild=True).hash == before.hash
+    assert "disk full" in caplog.text and "Toy is not kept" in caplog.text
     assert [p.name for p in cached(tmp_path).parent.iterdir()] == ["Toy.safetensors"]
     assert load("Toy").hash == before.hash
 

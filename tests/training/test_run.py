@@ -14,10 +14,10 @@ import torch
 
 from primaldual import mechanism
 from primaldual.base.files import remove
+from primaldual.base.tensors import read, write
 from primaldual.models import build
 from primaldual.training import Cosine, OneCycle, Recipe, Record, SeriesTask, Store, key, train
 from primaldual.training.ensemble import Ensemble
-from primaldual.training.store import read, write
 from training.tasks import Sums, Words, quick
 from training.toy import small, toy
 

@@ -24,9 +24,10 @@ class DrawingFrom(TorchDispatchMode):
     Every operation passes through Python then: it is for what is done once, such as the start of a model, or costs
     much by itself.
 
-    >>> with DrawingFrom(torch.Generator().manual_seed(0)):
-    ...     weight = torch.nn.Linear(2, 1).weight
-    >>> weight.detach().equal(torch.empty(1, 2).uniform_(-(2**-0.5), 2**-0.5, generator=torch.Generator().manual_seed(0)))
+    >>> own = torch.Generator().manual_seed(0)
+    >>> with DrawingFrom(own.clone_state()):
+    ...     drawn = torch.rand(3)
+    >>> drawn.equal(torch.rand(3, generator=own))
     True
     """
 

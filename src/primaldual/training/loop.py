@@ -86,7 +86,7 @@ class Training:
                     self._test_chosen()
 
     def _randomness(self) -> AbstractContextManager[None]:
-        """The caller's random state is left alone: on a GPU, whose graphs draw from it, one ensemble trains at a time."""
+        """The caller's random state is left alone: on a GPU graphs draw from it, and one ensemble trains at a time."""
         generator = self.ensemble.generator
         return lent(generator) if generator.device.type == "cuda" else nullcontext()
 

@@ -12,15 +12,17 @@ import torch
 
 from ..base import files
 from ..base.environment import environment
+from ..base.tensors import write
 from ..data import Dataset
 from ..primal import Primal
+from .checkpoint import among, refusal
 from .ensemble import Ensemble, check
 from .loop import Training
 from .progress import Watch
 from .recipe import VERSION, Recipe
 from .record import Record, key
 from .series import series_task
-from .store import Store, write
+from .store import Store
 from .task import Task
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ def train(
     group = _Group(task, recipe, torch.device(device), store, every, watch)
     if store and resume:
         for path, tensors, about in store.checkpoints(group.configuration):
-            if set(about["seeds"]) <= set(wanted):
+            if among(about.get("seeds"), wanted):
                 done |= group.resume(path, tensors, about, done)
     left = tuple(seed for seed in wanted if seed not in done)
     if left:
@@ -108,10 +110,10 @@ class _Group:
         if set(about["seeds"]) <= set(done):  # killed after the last record was written
             files.remove(path)
             return {}
-        if "evaluated" not in about:
-            logger.warning("%s is of an older version; its members start anew", path)
-            return {}
         training = self._training(tuple(about["seeds"]))
+        if reason := refusal(training, tensors, about):
+            logger.warning("%s is %s; its members start anew", path, reason)
+            return {}
         training.load(tensors, about)
         logger.info("seeds %s go on from epoch %d, batch %d", about["seeds"], training.epoch, training.batch)
         return self._finish(training, done)
@@ -132,7 +134,8 @@ class _Group:
             found[seed] = self._record(training, i)
             if self.store:
                 if found[seed].failure is None:
-                    self.store.add_model(found[seed].key, training.ensemble.model(i))
+                    model = training.ensemble.model(i)
+                    self.store.add_model(found[seed].key, model, self.task.kept(model))
                 self.store.add(found[seed])
         if place is not None:
             files.remove(place)

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..base.files import write_bytes, write_json
+from ..base.files import write_json
+from ..base.tensors import DamagedFileError, read
 from ..models import MODELS
-from ..primal import Spec
+from . import model_file
+from .model_file import Models, dtype_of, model_of
 from .record import Record
 from .task import Task, built
 
@@ -41,31 +40,26 @@ class Store:
         """Keep a finished run."""
         write_json(self.folder / f"{record.key}.json", record.to_dict())
 
-    def add_model(self, key: str, model: nn.Module) -> None:
-        """Keep the weights of a run."""
-        config: Any = getattr(model, "config", None)
-        about = {"config": config.to_dict()} if type(config) in MODELS else {}
-        write(self.folder / "models" / f"{key}.safetensors", model.state_dict(), about)
+    def add_model(self, key: str, model: nn.Module, models: Models | None = None) -> None:
+        """Keep the model of a run; as its task would have it kept, where that is given."""
+        config = getattr(model, "config", None)
+        alone = Models([config if type(config) in MODELS else None], [model.state_dict()])
+        model_file.write(self._model(key), alone if models is None else models)
 
     def model(self, key: str) -> nn.Module:
         """The model of a finished run, if it is of a family of `primaldual.models`, ready to predict."""
-        tensors, about = read(self.folder / "models" / f"{key}.safetensors")
-        if "config" not in about:
-            raise ValueError(
-                f"{key} is no model of primaldual.models; load its weights into one of its task, by load_model"
-            )
-        config = Spec.from_dict(about["config"])
-        model = MODELS[type(config)](config).to(tensors["positions"].dtype)
-        model.load_state_dict(tensors)
-        return model.eval()
+        models = model_file.read(self._model(key))
+        return model_of(models.configs[0], models.weights[0])
 
     def load_model(self, key: str, task: Task) -> nn.Module:
         """The model of a finished run of any task, ready to predict."""
-        tensors, _ = read(self.folder / "models" / f"{key}.safetensors")
+        weights = model_file.read(self._model(key)).weights[0]
         model = built(task, 0)
-        dtype = next((x.dtype for x in tensors.values() if x.is_floating_point()), torch.float32)
-        model.to(dtype).load_state_dict(tensors)
+        model.to(dtype_of(weights)).load_state_dict(dict(weights))
         return model.eval()
+
+    def _model(self, key: str) -> Path:
+        return self.folder / "models" / f"{key}.safetensors"
 
     def checkpoint(self, configuration: str, group: str) -> Path:
         """Where a group of members is kept while it trains."""
@@ -75,11 +69,13 @@ class Store:
         """Those of one configuration; a damaged one is left out, with a warning."""
         for path in sorted((self.folder / "checkpoints").glob(f"{configuration}-*.safetensors")):
             try:
-                yield path, *read(path)
+                found = read(path)
             except FileNotFoundError:  # another process has ended that run
                 continue
-            except (SafetensorError, OSError, KeyError, ValueError) as error:
-                logger.warning("%s is damaged (%s); its members start anew", path, error)
+            except (DamagedFileError, OSError) as error:
+                logger.warning("%s; its members start anew", error)
+                continue
+            yield path, *found
 
 
 def _read_record(path: Path) -> Record:
@@ -90,22 +86,3 @@ def _read_record(path: Path) -> Record:
             f"{path} is damaged, or not the record of a run ({type(error).__name__}: {error}); take it out of the "
             f"folder, or choose another folder"
         ) from None
-
-
-def write(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Tensors, and what goes into JSON beside them."""
-    held: dict[str, Tensor] = {}
-    places = set[int]()
-    for name, x in tensors.items():
-        x = x.detach().cpu().contiguous()
-        held[name] = x.clone() if x.data_ptr() in places else x  # weights that a model has twice
-        places.add(x.data_ptr())
-    # not save_file, which has scratch files of its own
-    write_bytes(path, save(held, metadata={"primaldual": json.dumps(about)}))
-
-
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write` wrote."""
-    with safe_open(path, framework="pt") as stream:
-        about = json.loads((stream.metadata() or {})["primaldual"])
-        return {name: stream.get_tensor(name) for name in stream.keys()}, about  # noqa: SIM118  not a dict

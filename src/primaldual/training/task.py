@@ -18,6 +18,7 @@ from .recipe import Recipe, canonical
 
 if TYPE_CHECKING:
     from .members import Members
+    from .model_file import Models
     from .stacked import Stacked
 
 Batch = tuple[Tensor | None, ...]
@@ -127,6 +128,10 @@ class Task(ABC):
     def deliver(self, model: nn.Module) -> nn.Module:
         """A trained model as its user gets it."""
         return model
+
+    def kept(self, model: nn.Module) -> Models | None:
+        """A delivered model as it goes to a file, with what its user needs beside its weights; None for these alone."""
+        return None
 
     @cached_property
     def hash(self) -> str:
