@@ -2,10 +2,10 @@
 
 import torch
 
+from primaldual.base.tensors import write
 from primaldual.paper import Failure, Place, compare, jobs, local
 from primaldual.paper.families import LONG
 from primaldual.training import Ensemble, Training
-from primaldual.training.store import write
 from training.sequences import sequences
 from training.toy import toy
 

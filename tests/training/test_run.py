@@ -16,7 +16,7 @@ from primaldual import mechanism
 from primaldual.base.files import remove
 from primaldual.base.tensors import read, write
 from primaldual.models import build
-from primaldual.training import Cosine, OneCycle, Recipe, Record, SeriesTask, Store, key, train
+from primaldual.training import Cosine, OneCycle, Recipe, Record, RecordError, SeriesTask, Store, key, train
 from primaldual.training.ensemble import Ensemble
 from training.tasks import Sums, Words, quick
 from training.toy import small, toy
@@ -210,9 +210,52 @@ def test_another_process_that_ends_the_same_run_does_no_harm(tmp_path, monkeypat
 
 @pytest.mark.parametrize("content", ["", '{"name": "a package"}', "[1]"], ids=["empty", "of others", "a list"])
 def test_a_file_that_is_no_record_is_named(tmp_path, content):
-    (tmp_path / "package.json").write_text(content)
-    with pytest.raises(ValueError, match=r"package\.json is damaged, or not the record of a run"):
+    path = tmp_path / f"{'0' * 20}.json"
+    path.write_text(content)
+    with pytest.raises(RecordError, match=r"0\.json is damaged, or not the record of a run"):
         Store(tmp_path).records()
+
+
+def test_files_of_others_in_the_folder_are_left_aside(tmp_path, caplog):
+    records = train(toy(), "softmax", small(), folder=tmp_path)
+    (tmp_path / "package.json").write_text('{"name": "a package"}')
+    with caplog.at_level("WARNING"):
+        assert Store(tmp_path).records() == records
+    assert "package.json has not the name of a record" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["history"]["test"].__setitem__(0, 99.0), lambda r: r.update(seed=1, members=[1]),
+        lambda r: r.update(failure="it failed"), lambda r: r["history"]["loss"].append(0.1),
+        lambda r: r["history"].pop("epoch"), lambda r: r.update(recipe={}), lambda r: r["data"].pop("name"),
+        lambda r: r.update(best=[1, 2]), lambda r: r["recipe"].update(epochs=3), lambda r: r.update(more="of it"),
+    ],
+)  # fmt: skip
+def test_a_record_that_was_changed_is_refused_with_or_without_its_checksum(tmp_path, change):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    path = tmp_path / f"{record.key}.json"
+    written = json.loads(path.read_text())
+    change(written)
+    path.write_text(json.dumps(written))
+    with pytest.raises(RecordError, match="take it out of the folder"):
+        Store(tmp_path).record(record.key)
+
+
+def test_a_record_under_the_name_of_another_run_is_refused(tmp_path):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    path = tmp_path / f"{record.key}.json"
+    path.rename(tmp_path / f"{'0' * 20}.json")
+    with pytest.raises(RecordError, match=f"it is that of {record.key}"):
+        Store(tmp_path).records()
+
+
+def test_a_record_from_before_there_were_checksums_is_read(tmp_path):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    path = tmp_path / f"{record.key}.json"
+    path.write_text(json.dumps({name: x for name, x in json.loads(path.read_text()).items() if name != "sha256"}))
+    assert Store(tmp_path).record(record.key) == record
 
 
 def test_the_model_of_a_run_predicts_what_its_record_says(tmp_path):

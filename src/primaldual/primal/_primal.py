@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ._spec import Spec
+from ._spec import Spec, check_flag
 from .features import Exponential, FeatureMap
 from .inputs import InputMap, PointMap, TokenMap
 from .normalizers import KernelSum, Normalizer
@@ -47,6 +47,8 @@ class Primal(Spec):
         for name, kind in (("features", FeatureMap), ("normalizer", Normalizer), ("training_set", TrainingSet)):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"Primal: {name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+        check_flag("Primal", "bias", self.bias)
+        check_flag("Primal", "residual", self.residual)
         for map_ in self.inputs:
             if not isinstance(map_, TokenMap | PointMap):
                 raise TypeError(f"Primal: every input map must be a TokenMap or a PointMap, got {map_!r}")

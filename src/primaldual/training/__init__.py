@@ -5,7 +5,7 @@ from .ensemble import Ensemble, check
 from .loop import Training
 from .progress import Progress, Watch
 from .recipe import Recipe
-from .record import Record, Score, key
+from .record import Record, RecordError, Score, key
 from .run import train
 from .schedule import Constant, Cosine, Linear, OneCycle, Schedule
 from .sequences import SequenceTask
@@ -18,6 +18,6 @@ from .watch import progress_bar, tensorboard
 
 __all__ = [
     "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "OneCycle", "Progress", "Recipe",
-    "Record", "Schedule", "Score", "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check",
-    "for_cpu", "key", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
+    "Record", "RecordError", "Schedule", "Score", "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned",
+    "Watch", "check", "for_cpu", "key", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from ..base.tensors import DamagedFileError, read
 from ..models import MODELS
 from . import model_file
 from .model_file import Models, dtype_of, model_of
-from .record import Record
+from .record import Record, RecordError
+from .record_checks import CHECKSUM, checksum
 from .task import Task, built
 
 logger = logging.getLogger(__name__)
@@ -34,11 +36,20 @@ class Store:
 
     def records(self) -> list[Record]:
         """Every finished run."""
-        return [_read_record(path) for path in sorted(self.folder.glob("*.json"))]
+        return [_read_record(path) for path in sorted(self.folder.glob("*.json")) if self._is_named_as_record(path)]
+
+    @staticmethod
+    def _is_named_as_record(path: Path) -> bool:
+        """Whether a file has the name of a run; others are someone else's, and left alone."""
+        named = re.fullmatch("[0-9a-f]{20}", path.stem) is not None
+        if not named:
+            logger.warning("%s has not the name of a record, and is left aside", path)
+        return named
 
     def add(self, record: Record) -> None:
         """Keep a finished run."""
-        write_json(self.folder / f"{record.key}.json", record.to_dict())
+        said = record.to_dict()
+        write_json(self.folder / f"{record.key}.json", {CHECKSUM: checksum(said)} | said)
 
     def add_model(self, key: str, model: nn.Module, models: Models | None = None) -> None:
         """Keep the model of a run; as its task would have it kept, where that is given."""
@@ -80,9 +91,12 @@ class Store:
 
 def _read_record(path: Path) -> Record:
     try:
-        return Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged, or not the record of a run ({type(error).__name__}: {error}); take it out of the "
-            f"folder, or choose another folder"
+        record = Record.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        if record.key != path.stem:
+            raise RecordError(f"it is that of {record.key[:80]}")
+    except (ValueError, RecursionError) as error:
+        raise RecordError(
+            f"{path} is damaged, or not the record of a run ({error}); take it out of the folder, and it is run again, "
+            f"or choose another folder"
         ) from None
+    return record
