@@ -114,7 +114,7 @@ class _AttentionEstimator(BaseCollectionEstimator):
         try:
             made = cls(**{name: from_json(value) for name, value in about["parameters"].items()})
             made._restore(predictor)
-            made.history_, made.metadata_ = _history(about["history"]), _metadata(about["metadata"])
+            made.history_, made.metadata_ = _history(about["history"]), _metadata(about["metadata"], made.config_)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise SavedEstimatorError(f"{path} is damaged: {error}") from None
         made.is_fitted = True
@@ -346,12 +346,12 @@ def _history(given: Any) -> list[dict[str, list[float]]]:
     return given
 
 
-def _metadata(given: Any) -> dict[str, Any]:
+def _metadata(given: Any, config: SeriesConfig) -> dict[str, Any]:
     """What aeon knows of the training series."""
     flags, counts = ("multivariate", "missing_values", "unequal_length"), ("n_cases", "n_channels", "n_timepoints")
     if not isinstance(given, dict) or set(given) != {*flags, *counts}:
         raise ValueError(f"metadata {given!r}")
-    if not all(type(given[name]) is bool for name in flags):
+    if not all(type(given[name]) is bool for name in flags) or given["n_channels"] != config.channels:
         raise ValueError(f"metadata {given!r}")
     if not all(type(given[name]) is int or (name == "n_timepoints" and given[name] is None) for name in counts):
         raise ValueError(f"metadata {given!r}")

@@ -14,10 +14,11 @@ from .series_recipe import for_cpu, series_recipe
 from .store import Store
 from .task import Metric, Task
 from .tuning import Tuned, tune
-from .watch import progress_bar, tensorboard
+from .watch import csv_log, log_lines, progress_bar, tensorboard
 
 __all__ = [
     "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "OneCycle", "Progress", "Recipe",
     "Record", "RecordError", "Schedule", "Score", "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned",
-    "Watch", "check", "for_cpu", "key", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
+    "Watch", "check", "csv_log", "for_cpu", "key", "log_lines", "progress_bar", "series_recipe", "tensorboard", "train",
+    "tune",
 ]  # fmt: skip

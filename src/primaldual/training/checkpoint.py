@@ -68,7 +68,7 @@ def _unhistorical(training: Training, about: dict[str, Any]) -> str | None:
             return f"damaged: a history at {times!r}"
         for part, values in history.items():
             waits = part == "test" and training.recipe.test_at_end
-            if not all(type(x) in (int, float) or (x is None and waits) for x in values):
+            if not all((type(x) in (int, float) and math.isfinite(x)) or (x is None and waits) for x in values):
                 return f"damaged: a history of {part} that is no numbers"
     return None
 

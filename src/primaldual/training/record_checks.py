@@ -30,7 +30,9 @@ def problem(record: Record, data: dict[str, Any]) -> str | None:
             return f"{name} is {value!r}"[:100]
     if type(record.data.get("name")) is not str or type(record.data.get("hash")) is not str:
         return "it does not say what the data are"
-    if any(type(n) is not int or n < 0 for name, n in record.data.items() if name in ("train", "test", "validation")):
+    if "train" not in record.data or any(
+        type(n) is not int or n < 0 for name, n in record.data.items() if name in ("train", "test", "validation")
+    ):
         return "the numbers of cases are none"
     notes = record.data.get("notes", [])
     if not isinstance(notes, list) or not all(type(note) is str for note in notes):
