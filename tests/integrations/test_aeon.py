@@ -29,7 +29,7 @@ from primaldual.base.tensors import read, write
 from primaldual.integrations.aeon import AttentionClassifier, AttentionRegressor
 from primaldual.integrations.saved import SavedEstimatorError
 from primaldual.primal import mechanism
-from primaldual.training import MissingPackageError, Training
+from primaldual.training import Ensemble, MissingPackageError, Training, csv_log
 
 TINY = {
     "d_model": 16, "heads": 2, "layers": 1, "feedforward": 16, "epochs": 4, "batch_size": 8, "random_state": 0,
@@ -227,6 +227,33 @@ def test_a_member_that_fails_is_left_out(monkeypatch):
 def test_the_progress_bar_leaves_standard_output_alone(capsys):
     fitted(verbose=True)
     assert capsys.readouterr().out == ""
+
+
+def test_the_recipe_is_the_same_on_every_device(monkeypatch):
+    recipes = []
+
+    def stop(self, task, recipe, seeds, device):
+        recipes.append((recipe, device.type))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ensemble, "__init__", stop)
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr("primaldual.integrations.aeon.device_of", lambda _, device=device: torch.device(device))
+        for kind in ESTIMATORS:
+            with pytest.raises(KeyboardInterrupt):
+                kind().fit(*sines(regression=kind is AttentionRegressor))
+    assert [device for _, device in recipes] == ["cpu", "cpu", "cuda", "cuda"]
+    assert recipes[0][0] == recipes[2][0] and recipes[1][0] == recipes[3][0] and recipes[0][0].epochs == 40
+
+
+def test_callbacks_see_every_epoch_and_may_keep_them(tmp_path):
+    seen = []
+    model = fitted(callbacks=[seen.append, csv_log(tmp_path / "fit.csv")])
+    assert [one.done for one in seen if one.values] == [1, 2, 3, 4]
+    lines = (tmp_path / "fit.csv").read_text().splitlines()
+    assert lines[0] == "epoch,seed,seconds,loss" and len(lines) == 5
+    model.save(tmp_path / "model")
+    assert AttentionClassifier.load(tmp_path / "model").callbacks is None
 
 
 def test_early_stopping_keeps_the_best_epoch():

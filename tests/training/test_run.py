@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 
 from primaldual import mechanism
 from primaldual.base.files import remove
+from primaldual.base.leases import BusyError, holding
 from primaldual.base.tensors import read, write
 from primaldual.models import build
 from primaldual.training import Cosine, OneCycle, Recipe, Record, RecordError, SeriesTask, Store, key, train
@@ -160,6 +162,30 @@ def test_a_finished_run_is_never_run_again(tmp_path, steps):
     more = train(data, "bn", recipe, (0, 5), folder=tmp_path)
     assert more[0] == first[0] and more[1].members == [5]
     assert Store(tmp_path).records() == sorted([*first, more[1]], key=lambda record: record.key)
+
+
+def test_two_that_run_the_same_in_one_folder_share_the_work(tmp_path, steps, caplog, monkeypatch):
+    monkeypatch.setattr("primaldual.training.run.PAUSE", 0.02)
+    folder, recipe = tmp_path / "runs", small(epochs=4)
+
+    def run(seeds):
+        return train(toy(), "bn", recipe, seeds, folder=folder)
+
+    with caplog.at_level("WARNING"), ThreadPoolExecutor(3) as pool:
+        first, second, more = pool.map(run, [(0, 1), (0, 1), (1, 2)])
+    assert first == second and first[1] == more[0]
+    assert len(steps) in (2 * 4 * 3, 3 * 4 * 3)  # seed 1 with 0, and 2 alone; or with 2, and 0 after it
+    assert sorted(record.seed for record in Store(folder).records()) == [0, 1, 2]
+    assert "trains the same; its records are waited for" in caplog.text
+    assert not list((folder / "checkpoints").iterdir())
+
+
+def test_what_another_process_trains_may_be_left_to_it(tmp_path):
+    task = SeriesTask.of(toy(), "bn", small())
+    with holding([Store(tmp_path).lease(key(task, small(), 3))]):
+        with pytest.raises(BusyError):
+            train(toy(), "bn", small(), (2, 3), folder=tmp_path, wait=False)
+        assert len(train(toy(), "bn", small(), (2,), folder=tmp_path, wait=False)) == 1
 
 
 def test_a_record_says_what_was_run_and_what_came_of_it(tmp_path):

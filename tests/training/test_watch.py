@@ -178,6 +178,16 @@ def test_a_search_goes_on_where_it_was(tmp_path):
         tune(data, "softmax", recipe, folder=tmp_path)
 
 
+def test_a_search_where_another_is_under_way_is_an_error_that_says_so(tmp_path):
+    pytest.importorskip("optuna")
+
+    def another(*_):
+        with pytest.raises(ValueError, match=r"tune\.lock: a search is under way in this folder"):
+            tune(toy(), "bn", small(), folder=tmp_path, trials=1)
+
+    tune(toy(), "bn", small(), folder=tmp_path, trials=1, watch=another)
+
+
 def test_an_interrupted_search_tries_what_it_would_have_tried(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     data, recipe, calls = toy(), small(), []

@@ -48,7 +48,7 @@ def train(
     settings: dict[str, Any],
     seeds: Annotated[int, typer.Option(min=1, help="So many models, with seeds 0, 1, …, train together.")] = 1,
     epochs: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Else the recipe's; on a CPU 40 at most.")
+        int | None, typer.Option(min=1, show_default=False, help="Else the recipe's, 40 at most.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, show_default=False, help="Else the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", show_default=False, help="Else the recipe's.")] = None,
@@ -75,12 +75,12 @@ def train(
 
     All seeds train at once. Records, trained models and checkpoints go to the output folder; the same command run
     again goes on where it was interrupted, and a finished run is not run again. Sizes and training are those of the
-    paper's code bases. On a CPU there is no dropout on the attention weights, which its fused attention lacks, and
-    there are at most 40 epochs unless --epochs says otherwise.
+    paper's code bases, but for what takes hours on a CPU: there is no dropout on the attention weights, and there are
+    at most 40 epochs unless --epochs says otherwise; `primaldual reproduce` trains as the paper did.
     """
     from ..data import load, load_files
     from ..paper import recipe_for
-    from ..training import MissingPackageError, SeriesTask, check, for_cpu
+    from ..training import MissingPackageError, SeriesTask, check, in_minutes
 
     with one_line_errors(2):
         primal = mechanism_option(mechanism_name, settings)
@@ -90,8 +90,7 @@ def train(
     for note in data.notes:
         console.print(_escape(note), style="dim", highlight=False, soft_wrap=True)
     try:
-        recipe = recipe_for(data, encoder)
-        recipe = for_cpu(recipe) if chosen.type == "cpu" else recipe
+        recipe = in_minutes(recipe_for(data, encoder))
         changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "learning_rate": lr}
         recipe = replace(
             recipe, dtype=dtype, validation=validation, patience=patience,

@@ -18,6 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..base.files import sweep_folders
 from .errors import DataError, DataFormatError, DataNotFoundError
 from .ts import TsFile, read_ts
 
@@ -184,6 +185,7 @@ def download(name: str, directory: Path) -> Source | None:
         else:
             return None
     directory.mkdir(parents=True, exist_ok=True)
+    sweep_folders(directory, ".download-")
     scratch = Path(tempfile.mkdtemp(dir=directory, prefix=".download-"))  # a broken download leaves nothing behind
     try:
         fetch(name, split="train", extract_path=str(scratch))

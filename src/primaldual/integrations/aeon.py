@@ -24,7 +24,7 @@ from ..data import Dataset, Preparation, Split, fill_gaps
 from ..data.dataset import mean_and_std
 from ..models import SeriesConfig, SeriesSizes
 from ..primal import Primal
-from ..training import Ensemble, Recipe, SeriesTask, Training, for_cpu, progress_bar
+from ..training import Ensemble, Recipe, SeriesTask, Training, Watch, in_minutes, progress_bar
 from ..training.predictor import Predictor
 from .saved import SavedEstimatorError, from_json, plain, read_estimator, to_json, write_estimator
 
@@ -74,6 +74,7 @@ class _AttentionEstimator(BaseCollectionEstimator):
         random_state: int | np.random.RandomState | None = None,
         device: str | torch.device | None = None,
         verbose: bool = False,
+        callbacks: Sequence[Watch] | None = None,
     ) -> None:
         self.mechanism = mechanism
         self.encoder = encoder
@@ -91,6 +92,7 @@ class _AttentionEstimator(BaseCollectionEstimator):
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
+        self.callbacks = callbacks
         super().__init__()
 
     def save(self, path: str | Path) -> None:
@@ -153,13 +155,13 @@ class _AttentionEstimator(BaseCollectionEstimator):
         first = int(check_random_state(self.random_state).randint(2**31 - 1 - self.n_members))
         device = self._device()
         with ExitStack() as stack:
-            recipe = self._recipe(data, device)
+            recipe = self._recipe(data)
             weights = None if class_weights is None else torch.from_numpy(class_weights)
             task = SeriesTask.of(data, self.mechanism, recipe, weights)
             ensemble = Ensemble(task, recipe, range(first, first + self.n_members), device)
             training = Training(ensemble)
-            watch = stack.enter_context(progress_bar(Console(stderr=True), data.name)) if self.verbose else None
-            training.run([watch] if watch else [])
+            watch = [stack.enter_context(progress_bar(Console(stderr=True), data.name))] if self.verbose else []
+            training.run([*watch, *(self.callbacks or ())])
             kept = [i for i, failure in enumerate(training.failures) if failure is None]
             if not kept:
                 raise RuntimeError(f"{data.name}: {training.failures[0]}; lower the learning rate")
@@ -172,18 +174,18 @@ class _AttentionEstimator(BaseCollectionEstimator):
         self.weights_ = [{name: x.numpy() for name, x in model.state_dict().items()} for model in models]
         self.history_ = [training.history[i] for i in kept]
 
-    def _recipe(self, data: Dataset, device: torch.device) -> Recipe:
+    def _recipe(self, data: Dataset) -> Recipe:
         names = ("encoder", "d_model", "heads", "layers", "feedforward", "dropout")
         recipe = Recipe(
             SeriesSizes(**{name: plain(getattr(self, name)) for name in names}),
             learning_rate=plain(self.learning_rate),
             validation=plain(self.validation),
             epochs=400 if data.classes else 100,
-            # batches of 64 would be one step per epoch for many a set: too few in the epochs of a CPU
+            # batches of 64 would be one step per epoch for many a set: too few in 40 epochs
             batch_size=min(64, max(8, len(data.train) // 8)) if self.batch_size is None else plain(self.batch_size),
             patience=plain(self.patience),
         )
-        recipe = for_cpu(recipe) if device.type == "cpu" else recipe
+        recipe = in_minutes(recipe)
         return recipe if self.epochs is None else replace(recipe, epochs=plain(self.epochs))
 
     def _device(self) -> torch.device:
@@ -223,7 +225,7 @@ class AttentionClassifier(_AttentionEstimator, BaseClassifier):
     Args:
         mechanism: a `Primal`, or the name of one (`primaldual.primal.mechanisms()`).
         encoder, d_model, heads, layers, feedforward, dropout, learning_rate: as in `Recipe`.
-        epochs: how many; None for the paper's 400 (regression: 100), and 40 on a CPU.
+        epochs: how many; None for 40, on every device.
         batch_size: None for an eighth of the training series, from 8 to the paper's 64.
         validation: share of the training series, stratified, that is held out; the weights of the epoch that is best
             on it are kept. With 0 those of the last epoch.
@@ -231,8 +233,10 @@ class AttentionClassifier(_AttentionEstimator, BaseClassifier):
         class_weight: "balanced", or a weight per label; labels that are not named weigh 1.
         n_members: so many models train at once, and their probabilities are averaged.
         random_state: of initial weights, batch order and dropout; the same integer gives the same model.
-        device: such as "cuda"; None for a GPU where there is one.
-        verbose: whether to show a progress bar.
+        device: such as "cuda"; None or "auto" for a GPU where there is one.
+        verbose: whether to show a progress bar; off a terminal it is lines, on standard error.
+        callbacks: called with a `primaldual.training.Progress` after every evaluation, such as `csv_log("fit.csv")` of
+            `primaldual.training`; what one raises ends the fit. They are not kept in a file.
 
     Attributes after `fit`: `config_` of the model, `weights_` and `history_` of every member, `classes_`.
 
@@ -264,12 +268,14 @@ class AttentionClassifier(_AttentionEstimator, BaseClassifier):
         random_state: int | np.random.RandomState | None = None,
         device: str | torch.device | None = None,
         verbose: bool = False,
+        callbacks: Sequence[Watch] | None = None,
     ) -> None:
         self.class_weight = class_weight
         super().__init__(
             mechanism, encoder=encoder, d_model=d_model, heads=heads, layers=layers, feedforward=feedforward,
             dropout=dropout, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, validation=validation,
             patience=patience, n_members=n_members, random_state=random_state, device=device, verbose=verbose,
+            callbacks=callbacks,
         )  # fmt: skip
 
     def _fit(self, X: list[np.ndarray], y: np.ndarray) -> Self:
@@ -306,8 +312,8 @@ class AttentionRegressor(_AttentionEstimator, BaseRegressor):
     Targets are standardised for training, so that their unit does not matter.
 
     Args:
-        mechanism, encoder, d_model, heads, layers, feedforward, dropout, epochs, batch_size, learning_rate: as in
-            `AttentionClassifier`, and so are `validation`, `patience`, `random_state`, `device`, `verbose`.
+        mechanism, encoder, d_model, heads, layers, feedforward, dropout, epochs, batch_size, learning_rate,
+        validation, patience, random_state, device, verbose, callbacks: as in `AttentionClassifier`.
         n_members: so many models train at once, and their predictions are averaged; the squared error is then at most
             the mean of theirs.
 

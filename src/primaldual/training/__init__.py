@@ -10,7 +10,7 @@ from .run import train
 from .schedule import Constant, Cosine, Linear, OneCycle, Schedule
 from .sequences import SequenceTask
 from .series import SeriesTask
-from .series_recipe import for_cpu, series_recipe
+from .series_recipe import in_minutes, series_recipe
 from .store import Store
 from .task import Metric, Task
 from .tuning import Tuned, tune
@@ -19,6 +19,6 @@ from .watch import csv_log, log_lines, progress_bar, tensorboard
 __all__ = [
     "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "OneCycle", "Progress", "Recipe",
     "Record", "RecordError", "Schedule", "Score", "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned",
-    "Watch", "check", "csv_log", "for_cpu", "key", "log_lines", "progress_bar", "series_recipe", "tensorboard", "train",
-    "tune",
+    "Watch", "check", "csv_log", "in_minutes", "key", "log_lines", "progress_bar", "series_recipe", "tensorboard",
+    "train", "tune",
 ]  # fmt: skip

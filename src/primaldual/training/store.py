@@ -76,6 +76,10 @@ class Store:
         """Where a group of members is kept while it trains."""
         return self.folder / "checkpoints" / f"{configuration}-{group}.safetensors"
 
+    def lease(self, key: str) -> Path:
+        """What the process holds that trains a run."""
+        return self.folder / "checkpoints" / f"{key}.lock"
+
     def checkpoints(self, configuration: str) -> Iterator[tuple[Path, dict[str, Tensor], dict[str, Any]]]:
         """Those of one configuration; a damaged one is left out, with a warning."""
         for path in sorted((self.folder / "checkpoints").glob(f"{configuration}-*.safetensors")):

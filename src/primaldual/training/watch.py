@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Column
 
-from ..base.files import write_text
+from ..base.files import appended, write_text
 from ..base.packages import needed
 from .progress import Progress, Watch
 
@@ -103,7 +103,7 @@ def csv_log(path: str | Path) -> Watch:
         names = [progress.unit, "seed", "seconds", *progress.values]
         if writer is None:
             write_text(file, _lines_before(file, names, progress))
-            stream = file.open("a", encoding="utf-8", newline="", buffering=1)
+            stream = appended(file)
             weakref.finalize(watch, stream.close)
             writer = csv.writer(stream, lineterminator="\n").writerow
         seconds = round(time.monotonic() - began, 3)
