@@ -45,7 +45,7 @@ def forms() -> Iterator[tuple[str, Primal, dict[str, object]]]:
     yield "strided, dropout", strided, {"dropout_p": 0.2}
     yield "window", mechanism("sparse", pattern=Window(3)), {}
     yield "sh, in order", scaled, {"ordered": True}
-    yield "softmax, swept", mechanism("softmax"), {"ordered": True, "batch": 68, "dropout_p": 0.2}
+    yield "softmax, swept", mechanism("softmax"), {"ordered": True, "batch": 132, "dropout_p": 0.2}
 
 
 def both_passes(

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from primaldual import MultiheadAttention, mechanism
+from primaldual.kernels.launching import exporting
 from primaldual.primal import Strided
 
 E, H = 16, 4
@@ -89,3 +90,11 @@ def test_squares_of_any_size_compile_without_a_graph_for_each(needed: bool) -> N
         x = torch.randn(2, length, E)
         torch.testing.assert_close(compiled(x, x, x, need_weights=needed), layer(x, x, x, need_weights=needed))
     assert graphs.frame_count < 4
+
+
+def test_what_is_compiled_is_not_taken_for_an_export() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def told(x: torch.Tensor) -> torch.Tensor:
+        return x + exporting()
+
+    assert told(torch.zeros(1)) == 0

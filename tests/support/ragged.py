@@ -180,7 +180,7 @@ def adding_up(*adding: int) -> Iterator[list[str]]:
     ragged_work.work.kept.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged_work, "tiles", lambda *of: tiles(*of)._replace(adding=adding))
-        patch.setattr(ragged_work, "_FILL", float("inf"))
+        patch.setattr(ragged_work, "_sweeps_keep_busy", lambda *of: False)
         patch.setattr(launching, "_ready", Kept(1024))
         patch.setattr(launching, "launch", note)
         yield names
@@ -194,7 +194,7 @@ def sweeping() -> Iterator[None]:
     ragged_work.work.kept.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged_work, "tiles", lambda *of: tiles(*of)._replace(adding=()))
-        patch.setattr(ragged_work, "_FILL", 0)
+        patch.setattr(ragged_work, "_sweeps_keep_busy", lambda *of: True)
         patch.setattr(launching, "_ready", Kept(1024))
         yield
     ragged_work.work.kept.clear()

@@ -25,12 +25,16 @@ _gpus = functools.cache(torch.cuda.device_count)
 
 def capturing(device: torch.device) -> bool:
     """Whether what is done now is captured in a CUDA graph. The default stream, which eager work has, never is."""
+    return on_side_stream(device) and torch.cuda.is_current_stream_capturing()
+
+
+def on_side_stream(device: torch.device) -> bool:
+    """Whether what is done now is on a stream of its own, where a warm-up runs before it is captured."""
     return (
         device.index is not None  # this is asked in every call: what takes longest comes last
         and _gpus() > 0
         and torch._C._cuda_getCurrentRawStream(device.index) != 0
         and device.type == "cuda"
-        and torch.cuda.is_current_stream_capturing()
     )
 
 

@@ -91,6 +91,15 @@ def traced() -> bool:
     )
 
 
+_EXPORT_IS_TOLD = torch.__version__ >= "2.13"
+"""Before, `torch.compiler.is_exporting` is true of whatever `torch.compile` traces, too."""
+
+
+def exporting() -> bool:
+    """Whether what is traced now shall run at other lengths: then nothing that is true of this one may be settled."""
+    return torch.compiler.is_exporting() and (_EXPORT_IS_TOLD or not torch.compiler.is_dynamo_compiling())
+
+
 _ready: Kept[Ready] = Kept(8192)
 """Compiled kernels by kind of call, with the tables that they read: about a thousand shapes have so many."""
 

@@ -19,6 +19,7 @@ from torch.nn.functional import dropout, pad
 
 from ..dual import GroupHeadsByScale, Reassociate, Rewrite, form_of
 from ..dual.form import is_affine, is_kernel_sum, kernel_of
+from ..kernels.launching import exporting
 from ..kernels.linear import limits
 from ..primal import Moments
 from .pooling import Pool, causal_pool, fit_length, in_blocks, pool
@@ -172,7 +173,7 @@ def _chunked(phi_q: Tensor, phi_k: Tensor, values: Tensor, start: Tensor) -> Ten
     windows = phi_q.shape[2]
     own = (phi_q * phi_k).sum(-1, keepdim=True) * values
     blocks = (windows + CHUNK - 1) // CHUNK
-    if torch.compiler.is_exporting():  # whether there is one alone, here or before the last, would be settled for all
+    if exporting():  # whether there is one alone, here or before the last, would be settled for all
         blocks = windows // CHUNK + 3
 
     def chunks(x: Tensor) -> Tensor:  # [B, H, W, s, C] to [B, H, n, CHUNK, s, C]

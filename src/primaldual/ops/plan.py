@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..dual import Expansion, derive
-from ..kernels.launching import captured
+from ..kernels.launching import captured, exporting
 from . import block_sparse, dense, linear, mixed, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Sizes, estimate, sizes_of
 from .problem import Problem, UnsupportedError
@@ -182,7 +182,7 @@ def bind(problem: Problem, impl: str) -> tuple[str, Problem]:
 
     What is exported is not planned, since it runs at other lengths.
     """
-    if not torch.compiler.is_exporting():
+    if not exporting():
         chosen = choose(problem, impl)
         return chosen.impl, replace(problem, expansion=chosen.expansion)
     names = EXPORTED if impl == "auto" else (impl,)

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from ..dual.form import form_of, pattern_of, pooling_of
 from ..kernels.kept import on_device
+from ..kernels.launching import exporting
 from ..primal import Pooled, TrainingSet
 from ..primal.features import Parameters
 from ..primal.grids import grid_of
@@ -99,7 +100,7 @@ def causal_pool(p: Problem) -> CausalPool:
     keys, values = (fit_length(x, queries) for x in (p.k, values))  # later tokens are never seen
     seen = None
     if (
-        p.key_hidden is not None or torch.compiler.is_exporting()
+        p.key_hidden is not None or exporting()
         or p.k.shape[2] < queries or (queries - prefix) % p.scale
     ):  # fmt: skip
         seen = p.k.new_ones(1, 1, p.k.shape[2], dtype=torch.bool) if p.key_hidden is None else ~p.key_hidden
@@ -146,14 +147,14 @@ def _kept_visible(sparse: TrainingSet, scale: int, queries: int, tokens: int, de
 
 def fit_length(x: Tensor, length: int) -> Tensor:
     """Cut or zero-pad dimension 2."""
-    if torch.compiler.is_exporting():
+    if exporting():
         return _taken(x, torch.arange(length, device=x.device))
     return x[:, :, :length] if x.shape[2] >= length else pad(x, (0, 0) * (x.dim() - 3) + (0, length - x.shape[2]))
 
 
 def in_blocks(x: Tensor, count: int, size: int) -> Tensor:
     """[B, H, N, ...] to [B, H, count, size, ...], cut or zero-padded."""
-    if torch.compiler.is_exporting():
+    if exporting():
         first = torch.arange(count, device=x.device) * size
         return _taken(x, first[:, None] + torch.arange(size, device=x.device))
     return fit_length(x, count * size).unflatten(2, (count, size))
@@ -173,7 +174,7 @@ def _bias_value(p: Problem) -> Tensor:
 def _lay_out(x: Tensor, scale: int, grid: tuple[int, int] | None) -> tuple[Tensor, bool]:
     """[B, H, N, C] to [B, H, windows, places, C], zero-padded; and whether nothing had to be padded."""
     if grid is None:
-        whole = not torch.compiler.is_exporting() and x.shape[2] % scale == 0
+        whole = not exporting() and x.shape[2] % scale == 0
         return in_blocks(x, (x.shape[2] + scale - 1) // scale, scale), whole
     x = x.unflatten(2, grid)
     below, right = -grid[0] % scale, -grid[1] % scale

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..buffers import side_by_side
 from ..derivatives import differentiated_once
+from ..kept import on_side_stream
 from ..launching import empty_like_heads, in_rows, traced
 from ..native import library as native
 from ..native import replay
@@ -228,7 +229,10 @@ def attend_tokens(
     back = torch.is_grad_enabled()
     if traced():
         return tokens_op(q, k, v, beta, scales, is_causal, dropout_p, seed, marks, back)[0]
-    if q.is_cuda and marks is None and (library := native.library()) is not None:
+    library = native.library() if q.is_cuda and marks is None else None
+    if library is not None and on_side_stream(q.device) and not has_tables(q, k, v, scales, is_causal, True):
+        library = None  # a capture may follow: it asks for the tables, which Python makes here
+    if library is not None:
         out = attend_compiled(library, q, k, v, beta, scales, is_causal, dropout_p, seed)
         if out is not None:
             return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
@@ -80,7 +81,11 @@ class Work(NamedTuple):
 
 
 _FILL = 2 * MULTIPROCESSORS
-"""Sweeps over the longest head that keep a GPU busy: two on every multiprocessor."""
+"""Sweeps that run at a time: two on every multiprocessor."""
+
+_BUSY = 0.95
+"""The share of this room that whole heads must keep busy to the end, or smaller pieces are as fast: a sweep of a head
+that begins when all others are done leaves the rest of the GPU idle."""
 
 _SWEEP = (32, 3)
 """Rows of a block and pipeline stages of a sweep."""
@@ -126,7 +131,7 @@ def _order(
     points = [head.points for head in layout]
     longer = not causal and min(points) > 0 and max(points) > tile.key_columns
     adding = longer and adding and len(tile.adding) > 0
-    sweep = longer and not adding and tile.registers > 0 and batch * sum(points) >= _FILL * max(points)
+    sweep = longer and not adding and tile.registers > 0 and _sweeps_keep_busy(batch, points)
     if sweep:
         tile = tile._replace(key_rows=min(_SWEEP[0], tile.key_rows), back_stages=_SWEEP[1])
     elif adding:
@@ -154,6 +159,18 @@ def _order(
             back += [(cost, (QUERIES, row, b, m)) for b in range(batch) for m in range(back_blocks)]
     back.sort(key=lambda item: -item[0])
     return tile, [task for _, task in back]
+
+
+def _sweeps_keep_busy(batch: int, points: Sequence[int]) -> bool:
+    """Whether sweeps over all heads, longest first and each where there is room next, end at nearly the same time."""
+    whole = batch * sum(points)
+    if whole < _FILL * max(points):
+        return False
+    ends = [0] * _FILL
+    for length in sorted(points, reverse=True):
+        for _ in range(batch):
+            heapq.heapreplace(ends, ends[0] + length)
+    return whole >= _BUSY * _FILL * max(ends)
 
 
 @functools.cache
