@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from threading import RLock
 from typing import Any
 
@@ -36,11 +37,15 @@ class DrawingFrom(TorchDispatchMode):
         self.generator = generator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The operation, with the generator where it takes one and the tensor is the CPU's."""
+        """The operation, with the generator where it draws on the CPU and is given none."""
         given = dict(kwargs or {})
-        if given.get("generator") is None and _draws(func) and _on_cpu(args, given):
-            given["generator"] = self.generator
-        return func(*args, **given)
+        draws = torch.Tag.nondeterministic_seeded in func.tags and given.get("generator") is None
+        if not draws or not _on_cpu(args, given):
+            return func(*args, **given)
+        if (taking := _taking_generator(func)) is None:
+            with lent(torch.default_generator, self.generator):
+                return func(*args, **given)
+        return taking(*args, **given | {"generator": self.generator})
 
 
 def dropout(x: Tensor, p: float, training: bool, generator: torch.Generator) -> Tensor:
@@ -81,8 +86,16 @@ def lent(shared: torch.Generator, own: torch.Generator | None = None) -> Iterato
             shared.set_state(before)
 
 
-def _draws(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
+@lru_cache
+def _taking_generator(func: Any) -> Any:
+    """The operation, or the one of its name with these arguments and a generator; None where there is none."""
+    names = [argument.name for argument in func._schema.arguments if argument.name != "generator"]
+    packet = func.overloadpacket
+    for overload in (func, *(getattr(packet, name) for name in packet.overloads())):
+        theirs = [argument.name for argument in overload._schema.arguments]
+        if "generator" in theirs and [name for name in theirs if name != "generator"] == names:
+            return overload
+    return None
 
 
 def _on_cpu(args: tuple[Any, ...], given: dict[str, Any]) -> bool:
