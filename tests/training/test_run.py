@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from primaldual import mechanism
 from primaldual.base.files import remove
@@ -20,6 +21,8 @@ from primaldual.base.tensors import read, write
 from primaldual.models import build
 from primaldual.training import Cosine, OneCycle, Recipe, Record, RecordError, SeriesTask, Store, key, train
 from primaldual.training.ensemble import Ensemble
+from primaldual.training.model_file import ModelFileError
+from primaldual.training.predictor import Predictor
 from training.tasks import Sums, Words, quick
 from training.toy import small, toy
 
@@ -359,6 +362,75 @@ def test_a_damaged_checkpoint_is_said_and_started_over(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         (record,) = train(data, "bn+sh", recipe, folder=tmp_path)
     assert "damaged" in caplog.text and same(record) == same(train(data, "bn+sh", recipe)[0])
+
+
+def test_a_checkpoint_of_which_one_bit_has_changed_is_said_and_started_over(tmp_path, monkeypatch, caplog):
+    (expected,) = train(toy(), "bn", small(dropout=0.3))
+    monkeypatch.setattr("primaldual.training.run.files.remove", lambda path: None)
+    train(toy(), "bn", small(dropout=0.3), folder=tmp_path)
+    monkeypatch.undo()
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    whole = path.read_bytes()
+    places = [whole.index(word) for word in (b"seconds", b"random", b"loss")]
+    for at in (*places, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        for record in tmp_path.glob("*.json"):
+            record.unlink()
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            (found,) = train(toy(), "bn", small(dropout=0.3), folder=tmp_path)
+        assert same(found) == same(expected) and "its members start anew" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": 7}, {"batch": -1}, {"step": 1}, {"seen": "many"}, {"history": []}, {"active": [1]}, {"seconds": -1.0},
+        {"history": [{"epoch": [1, 1], "loss": [0.1, 0.1], "test": [50.0, 50.0]}]}, {"failures": None}, {"epoch": None},
+        {"history": [{"epoch": [1], "loss": [0.1], "test": [None]}]}, {"evaluated": 2**70}, {"seeds": [0, 0]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_that_is_none_of_this_training_is_started_over(tmp_path, monkeypatch, change):
+    (expected,) = train(toy(), "bn", small(dropout=0.3))
+
+    def stop(self, *given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ensemble, "evaluate", stop)
+        train(toy(), "bn", small(dropout=0.3), folder=tmp_path, every=0.0)
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    tensors, about = read(path)
+    write(path, tensors, about | change)
+    (found,) = train(toy(), "bn", small(dropout=0.3), folder=tmp_path)
+    assert same(found) == same(expected)
+
+
+def test_a_model_from_before_there_were_checksums_is_read(tmp_path):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    model = Store(tmp_path).model(record.key)
+    path = tmp_path / "models" / f"{record.key}.safetensors"
+    about = json.dumps({"config": model.config.to_dict()})
+    path.write_bytes(save(model.state_dict(), metadata={"primaldual": about}))
+    found = Store(tmp_path).model(record.key)
+    assert found.config == model.config
+    assert all(torch.equal(x, found.state_dict()[name]) for name, x in model.state_dict().items())
+    with pytest.raises(ModelFileError, match="but not how series are prepared for it"):
+        Predictor.load(path)
+
+
+def test_settings_that_are_not_those_of_the_weights_are_refused_before_memory_is_taken(tmp_path):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    path = tmp_path / "models" / f"{record.key}.safetensors"
+    tensors, said = read(path)
+    for change in ({"layers": 10**9}, {"d_model": 10**9, "heads": 1}, {"length": 2**62}, {"feedforward": 25}):
+        write(path, tensors, said | {"configs": [said["configs"][0] | change]})
+        with pytest.raises(ModelFileError, match="the weights are not those of"):
+            Store(tmp_path).model(record.key)
+    write(path, tensors, said | {"members": 10**9})
+    with pytest.raises(ModelFileError, match="does not say what its members are"):
+        Store(tmp_path).model(record.key)
 
 
 def test_a_checkpoint_of_an_older_version_is_said_and_started_over(tmp_path, steps, monkeypatch, caplog):
