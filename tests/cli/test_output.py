@@ -50,11 +50,12 @@ def test_a_command_of_its_own_process_writes_ascii():
     assert b"bn+sh" in done.stdout and done.stdout.isascii()
 
 
-def test_stopped_while_torch_is_imported_a_command_says_one_word():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "primaldual", "mechanisms"], stderr=subprocess.PIPE, env=environment()
-    )
-    time.sleep(0.5)
+@pytest.mark.parametrize("script", [False, True], ids=["python -m", "the script"])
+def test_stopped_while_torch_is_imported_a_command_says_one_word(tmp_path, script):
+    (tmp_path / "primaldual").write_text("from primaldual.cli import app\napp()\n")
+    start = [str(tmp_path / "primaldual")] if script else ["-m", "primaldual"]
+    process = subprocess.Popen([sys.executable, *start, "mechanisms"], stderr=subprocess.PIPE, env=environment())
+    time.sleep(0.7)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert (process.returncode, said) in ((130, b"stopped\n"), (-signal.SIGINT, b""))

@@ -5,6 +5,7 @@ Torch's layers start, and drop, by the process's generator, so that threads take
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LENT = RLock()
+LENT: dict[torch.device, Any] = defaultdict(RLock)
 """Held by who puts its own numbers in the place of a device's shared ones, until they are put back."""
 
 
@@ -74,7 +75,7 @@ def lent(shared: torch.Generator, own: torch.Generator | None = None) -> Iterato
         shared: of a device.
         own: whose numbers it gives inside; this one goes on where they end. None for its own.
     """
-    with LENT:
+    with LENT[shared.device]:
         before = shared.get_state()
         if own is not None:
             shared.set_state(own.get_state())

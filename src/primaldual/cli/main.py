@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape as _escape
 from typer.core import TyperGroup
 
+from ..base.command import imported
 from ..base.packages import MissingPackageError
 from ..base.terminal import replace_unwritable
 from ..base.version import __version__
@@ -25,7 +26,8 @@ class _Commands(TyperGroup):
     """All commands; help and errors are written by them, too."""
 
     def main(self, *given: Any, **named: Any) -> Any:
-        """What a terminal, a pipe or a log has no sign for is replaced."""
+        """An interrupt is an exception from here on; what a terminal, a pipe or a log has no sign for is replaced."""
+        imported()
         replace_unwritable()
         return super().main(*given, **named)
 
