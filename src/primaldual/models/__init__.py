@@ -3,14 +3,18 @@
 from torch import nn
 
 from ..primal import Spec
+from .bank import BankSizes, PrototypeBank
 from .config import SeriesConfig, SeriesSizes
+from .patterns import PatternConfig, PatternSizes, PatternTransformer
 from .sequences import SequenceClassifier, SequenceConfig, SequenceSizes
 from .series import SeriesTransformer, build
 
-MODELS: dict[type[Spec], type[nn.Module]] = {SeriesConfig: SeriesTransformer, SequenceConfig: SequenceClassifier}
+MODELS: dict[type[Spec], type[nn.Module]] = {
+    SeriesConfig: SeriesTransformer, SequenceConfig: SequenceClassifier, PatternConfig: PatternTransformer,
+}  # fmt: skip
 """The model of every kind of settings."""
 
 __all__ = [
-    "MODELS", "SequenceClassifier", "SequenceConfig", "SequenceSizes", "SeriesConfig", "SeriesSizes",
-    "SeriesTransformer", "build",
+    "MODELS", "BankSizes", "PatternConfig", "PatternSizes", "PatternTransformer", "PrototypeBank", "SequenceClassifier",
+    "SequenceConfig", "SequenceSizes", "SeriesConfig", "SeriesSizes", "SeriesTransformer", "build",
 ]  # fmt: skip

@@ -1,8 +1,11 @@
 """One training loop for any task and for one or many seeds at once, and the records that it leaves."""
 
 from ..base.packages import MissingPackageError
+from .augmentation import Augmentation
 from .ensemble import Ensemble, check
 from .loop import Training
+from .modern import ModernModel, ModernRecipe, fit
+from .patterns import PatternTask
 from .progress import Progress, Watch
 from .recipe import Recipe
 from .record import Record, RecordError, Score, key
@@ -17,8 +20,8 @@ from .tuning import Tuned, tune
 from .watch import csv_log, log_lines, progress_bar, tensorboard
 
 __all__ = [
-    "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "OneCycle", "Progress", "Recipe",
-    "Record", "RecordError", "Schedule", "Score", "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned",
-    "Watch", "check", "csv_log", "in_minutes", "key", "log_lines", "progress_bar", "series_recipe", "tensorboard",
-    "train", "tune",
+    "Augmentation", "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "ModernModel",
+    "ModernRecipe", "OneCycle", "PatternTask", "Progress", "Recipe", "Record", "RecordError", "Schedule", "Score",
+    "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check", "csv_log", "fit",
+    "in_minutes", "key", "log_lines", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
 ]  # fmt: skip
