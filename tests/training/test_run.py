@@ -18,8 +18,19 @@ from primaldual import mechanism
 from primaldual.base.files import remove
 from primaldual.base.leases import BusyError, holding
 from primaldual.base.tensors import read, write
-from primaldual.models import build
-from primaldual.training import Cosine, OneCycle, Recipe, Record, RecordError, SeriesTask, Store, key, train
+from primaldual.models import PatternSizes, build
+from primaldual.training import (
+    Cosine,
+    OneCycle,
+    PatternTask,
+    Recipe,
+    Record,
+    RecordError,
+    SeriesTask,
+    Store,
+    key,
+    train,
+)
 from primaldual.training.ensemble import Ensemble
 from primaldual.training.model_file import ModelFileError
 from primaldual.training.predictor import Predictor
@@ -418,6 +429,22 @@ def test_a_model_from_before_there_were_checksums_is_read(tmp_path):
     assert all(torch.equal(x, found.state_dict()[name]) for name, x in model.state_dict().items())
     with pytest.raises(ModelFileError, match="but not how series are prepared for it"):
         Predictor.load(path)
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_a_pattern_transformer_is_kept_with_what_its_user_needs(tmp_path, regression):
+    data = toy(regression=regression).standardised()
+    sizes = PatternSizes(widths=(3,), d_model=8, heads=2, layers=1, feedforward=8, blocks=1, tokens=6)
+    recipe = Recipe(sizes, steps=3, batch_size=8, dtype="float64")
+    (record,) = train(PatternTask(data, "bn", sizes), recipe=recipe, folder=tmp_path)
+    found = Predictor.load(tmp_path / "models" / f"{record.key}.safetensors")
+    series = [x[:n].numpy() for x, n in zip(data.test.x, data.test.lengths, strict=True)]
+    if regression:
+        away = found.numbers(series) - (data.test.y.double() * data.target_std + data.target_mean).numpy()
+        assert (away**2).mean() ** 0.5 == pytest.approx(record.last.value)
+    else:
+        hits = found.probabilities(series).argmax(1) == data.test.y.numpy()
+        assert 100 * hits.mean() == pytest.approx(record.last.value)
 
 
 def test_settings_that_are_not_those_of_the_weights_are_refused_before_memory_is_taken(tmp_path):

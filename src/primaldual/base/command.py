@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
 
@@ -14,7 +15,8 @@ def importing() -> None:
 
     An exception in the middle of an import would be a traceback, or be taken for something else.
     """
-    if Path(sys.argv[0] if sys.argv else "").stem in ("primaldual", "-m"):  # "-m" while `python -m` looks for it
+    name = Path(sys.argv[0] if sys.argv else "").stem
+    if name in ("primaldual", "-m") and parent_process() is None:  # "-m" while `python -m` looks for it
         _on_interrupt(_stop)
 
 

@@ -22,6 +22,9 @@ from ..primal import Spec
 FORMAT = 2
 """To be raised when older files can no longer be read."""
 
+LONGEST = 1 << 24
+"""Steps that a model may have whatever its weights are: not all of them have some for every step."""
+
 State = Mapping[str, Tensor]
 
 
@@ -94,9 +97,9 @@ def model_of(config: Spec | None, weights: State) -> nn.Module:
             "this is no model of primaldual.models; load its weights into one of its task, by load_model"
         )
     largest = max((x.numel() for x in weights.values()), default=0)
-    for one in fields(config):
+    for one in fields(config):  # even without memory a model of so many parts would take for ever to make
         value = getattr(config, one.name)
-        if type(value) is int and value > (len(weights) if one.name == "layers" else largest):
+        if type(value) is int and value > (len(weights) if one.name in ("layers", "blocks") else max(largest, LONGEST)):
             raise ModelFileError(f"the weights are not those of a model with {one.name}={value}")
     kind: Any = MODELS[type(config)]
     try:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Dataset, Preparation, Split, fill_gaps
-from ..models import SeriesConfig, SeriesTransformer
+from ..models import PatternConfig, SeriesConfig
 from ..primal import Spec
 from .labels import labels_from_json, labels_to_json
 from .model_file import ModelFileError, Models, dtype_of, model_of, read, write
@@ -109,11 +109,11 @@ class Predictor:
     @classmethod
     def _of(cls, models: Models, said: Mapping[str, Any]) -> Predictor:
         configs, (mean, std) = models.configs, (models.beside[name] for name in ("mean", "std"))
-        first = configs[0]
-        if not isinstance(first, SeriesConfig) or any(type(config) is not type(first) for config in configs):
+        known = [config for config in configs if isinstance(config, SeriesConfig | PatternConfig)]
+        if len(known) < len(configs):
             raise ModelFileError("its models are not of time series")
-        shape = (first.channels, first.length, first.outputs, first.task)
-        if any((c.channels, c.length, c.outputs, c.task) != shape for c in configs if isinstance(c, SeriesConfig)):
+        first, shapes = known[0], {(c.channels, c.length, c.outputs, c.task) for c in known}
+        if len(shapes) > 1:
             raise ModelFileError("its members are not of the same series")
         if said["length"] != first.length or not mean.shape == std.shape == (first.channels,):
             raise ModelFileError("its preparation is not that of its models")
@@ -130,8 +130,9 @@ class Predictor:
         return cls(list(configs), models.weights, preparation, classes, (scale, offset), others)  # type: ignore[arg-type]
 
 
-def predictor_of(data: Dataset, model: SeriesTransformer) -> Predictor:
+def predictor_of(data: Dataset, model: nn.Module, target: tuple[float, float] = (1.0, 0.0)) -> Predictor:
     """A model that was trained on a set, with the preparation and the classes of the set."""
+    config: Any = model.config
     preparation = Preparation(data.mean.numpy(), data.std.numpy(), data.length)
     classes = np.array(data.classes) if data.classes else None
-    return Predictor([model.config], [model.state_dict()], preparation, classes, about={"name": data.name})
+    return Predictor([config], [model.state_dict()], preparation, classes, target, {"name": data.name})
