@@ -29,7 +29,7 @@ from primaldual.base.tensors import DamagedFileError
 from primaldual.data import CacheError, DataError, Dataset, cache, load_files
 from primaldual.data.sources import Source
 from primaldual.paper import compare
-from primaldual.primal import Primal
+from primaldual.primal import DepthwiseConv1d, Laplace, Primal, Rotary, Scale
 from primaldual.training import Record, RecordError, Store, train
 from primaldual.training.model_file import ModelFileError
 from primaldual.training.predictor import Predictor
@@ -359,6 +359,7 @@ def test_record_whose_checksum_is_right(tmp_path):
 
 def test_spec():
     stated = [mechanism(name) for name in ("bn+sh", "sparse-bn+sh", "linear", "conv1d", "qk-norm")]
+    stated.append(Primal(Laplace((0.5,) * 8), inputs=(DepthwiseConv1d(3, channels="each"), Rotary(), Scale(2.0))))
     q = torch.randn(1, 8, 12, 8)
 
     def read(mutant: Any) -> str:
@@ -372,5 +373,5 @@ def test_spec():
             return "not for these tensors"
         return "computed"
 
-    inputs = [one for i, primal in enumerate(stated) for one in mutants.of_json(primal.to_dict(), MUTANTS // 5 + 1, i)]
+    inputs = [one for i, primal in enumerate(stated) for one in mutants.of_json(primal.to_dict(), MUTANTS // 6 + 1, i)]
     go_through("spec", inputs, read, (ValueError,))

@@ -16,6 +16,8 @@ from primaldual.primal import (
     RandomFeatures,
     Recenter,
     RmsNorm,
+    Rotary,
+    Scale,
     Strided,
     Taylor,
     Unit,
@@ -42,6 +44,13 @@ LAYERS = NAMED | {
     "clustered": mechanism("sh", scales=(2, 1, 2, 3), how="kmeans"),
     "convolved and pooled": Primal(inputs=(DepthwiseConv1d(4),), training_set=Pooled((2, 1, 2, 1))),
     "causal convolution": mechanism("conv1d", size=3, causal=True),
+    "convolution of each channel, pooled": Primal(
+        inputs=(DepthwiseConv1d(4, channels="each"),), training_set=Pooled((2, 1, 2, 1))
+    ),
+    "temperature": Primal(inputs=(RmsNorm(), Scale(1.5, learnable=True)), training_set=Pooled((2, 1, 2, 1))),
+    "one temperature": Primal(inputs=(Scale(1.5, learnable=True, per_head=False),), training_set=Pooled((2, 1, 2, 1))),
+    "rotary": mechanism("bn+sh", rotary=Rotary(7.0), scales=(2, 1, 2, 1)),
+    "convolved, rotated, normalised": Primal(inputs=(DepthwiseConv1d(3, causal=True), Rotary(7.0, 0.5), RmsNorm())),
     "normalised, then recentred": Primal(inputs=(RmsNorm(), Recenter(0.5, learnable=True))),
     "taylor": mechanism("linear", features=Taylor(2)),
     "random features": mechanism("linear-sh", features=RandomFeatures(12), scales=(2, 1, 2, 1)),

@@ -46,7 +46,7 @@ def test_no_tensor_of_the_default_call_is_larger_than_the_weights(name: str, mas
     if mask == "causal" and primal.causal_refusal(HEADS):
         pytest.skip("it has no causal form")
     pooled = any(scale > 1 for scale in primal.training_set.head_scales(HEADS))
-    if mask == "attn_mask" and (primal.token_maps or pooled):
+    if mask == "attn_mask" and (primal.mixing_maps or pooled):
         pytest.skip("it takes no mask for each query")
     layer = MultiheadAttention(HEADS * dim, HEADS, batch_first=True, mechanism=primal)
     x = torch.randn(1, length, HEADS * dim, requires_grad=True)

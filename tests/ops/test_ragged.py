@@ -112,6 +112,28 @@ def test_a_causal_sequence_of_several_blocks(scales: tuple, dtype: torch.dtype) 
 
 
 @on_cpu
+@pytest.mark.parametrize(
+    ("scales", "shape"),
+    [((1, 2, 4, 8), (37, 37, 16, 8)), ((16, 2, 2, 8), (70, 75, 8, 16)), ((1, 1, 8, 1), (5, 5, 16, 16)),
+     ((1, 2, 3, 1), (37, 37, 16, 16)), ((2, 4, 1, 1), (20, 17, 16, 16))],
+    ids=["all in one", "keys beyond the queries", "few tokens", "windows across blocks", "queries beyond the keys"],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+def test_causal_heads_see_complete_windows_and_the_running_one(scales: tuple, shape: tuple, dtype: torch.dtype) -> None:
+    check(mechanism("sh", scales=scales), shape, dtype, heads=4, is_causal=True)
+
+
+@on_cpu
+def test_causal_scaled_heads_are_one_launch_forward_and_one_that_pools() -> None:
+    with adding_up(0) as launched:
+        q, k, v = (x.requires_grad_() for x in tensors((40, 40, 16, 16)))
+        out = attention(q, k, v, mechanism("sh", scales=(1, 2, 4, 8)), is_causal=True, impl="ragged")
+        assert launched == ["pool", "forward"]
+        torch.autograd.grad(out.sum(), (q, k, v))
+    assert launched == ["pool", "forward", "delta", "backward"]
+
+
+@on_cpu
 @pytest.mark.parametrize("padded", [False, True], ids=["all", "padded"])
 @pytest.mark.parametrize("primal", [PRIMALS["bn"], UNSORTED], ids=["bn", "bn+sh, learned"])
 def test_points_far_from_zero_cost_no_accuracy_beside_the_reference(primal: Primal, padded: bool) -> None:
@@ -239,9 +261,10 @@ def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
         (mechanism("sh", scales=(3, 1, 1, 2)), 0.6, {"batch": 2}),
         (PRIMALS["softmax"], 0.3, {"is_causal": True}),
         (UNSORTED, 0.3, {"is_causal": True}),
+        (mechanism("sh", scales=(4, 1, 2, 8)), 0.3, {"is_causal": True}),
         (UNSORTED, 0.3, {"mask": "bias"}),
     ],
-    ids=["bn+sh", "sh", "causal", "bn+sh causal", "bn+sh bias"],
+    ids=["bn+sh", "sh", "causal", "bn+sh causal", "sh causal", "bn+sh bias"],
 )
 def test_dropout_drops_what_the_hash_says(primal: Primal, p: float, others: dict) -> None:
     with replayed(primal, 4, -123456789, others.get("is_causal", False)):

@@ -51,7 +51,8 @@ def test_no_later_token_moves_a_causal_output(name: str, impl: str) -> None:
 def test_what_has_no_causal_form_says_why() -> None:
     reasons = {name: primal.causal_refusal(HEADS) for name, primal in PRIMALS.items() if name not in CAUSAL}
     words = {
-        "conv1d": "looks ahead", "conv2d": "depend on later ones", "sh-max": "max pooling", "sh-conv": "conv pooling",
+        "conv1d": "looks ahead", "conv1d-each": "looks ahead", "conv2d": "depend on later ones",
+        "sh-max": "max pooling", "sh-conv": "conv pooling",
         "sh-kmeans": "kmeans pooling", "sparse-by-length": "round(√N) of the whole length",
     }  # fmt: skip
     words |= dict.fromkeys(("linear-bn", "linear-bn+sh", "linear-random", "linear-full+sh"), "nothing cancels")

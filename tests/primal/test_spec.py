@@ -22,14 +22,18 @@ from primaldual.primal import (
     FeatureMap,
     Fixed,
     KernelSum,
+    Laplace,
     Normalizer,
     Pattern,
     PointMap,
     Points,
     Pooled,
+    PositionMap,
     RandomFeatures,
     Recenter,
     RmsNorm,
+    Rotary,
+    Scale,
     Sparse,
     Spec,
     Strided,
@@ -46,13 +50,18 @@ PARTS = [
     Taylor(3),
     EluPlusOne(),
     RandomFeatures(16, seed=7),
+    Laplace(),
+    Laplace((0.5, 0.25)),
     KernelSum(),
     Unit(),
     Recenter(0.3),
     Recenter(0.3, learnable=True),
     BatchNorm(1e-3, 0.5, True),
     RmsNorm(1e-4),
+    Scale(2.0, learnable=True, per_head=False),
+    Rotary(500.0, fraction=0.5),
     DepthwiseConv1d(4, causal=True),
+    DepthwiseConv1d(4, channels="each"),
     DepthwiseConv2d((3, 2), grid=(4, 5), prefix=1),
     AllKeys(),
     Pooled(),
@@ -99,7 +108,7 @@ class SpreadByMean(PointMap):
 
 @dataclass(frozen=True)
 class ShiftByLearned(PointMap):
-    per_head: ClassVar = ("offset",)
+    by_head: ClassVar = ("offset",)
     needs: ClassVar = "mean"
     scale: float = 3.0
 
@@ -230,6 +239,11 @@ def test_a_part_with_nothing_to_say_is_its_name_at_the_point():
     assert ShiftedSquare(0.25).latex("q") == r"\mathrm{ShiftedSquare}(q)"
 
 
+def test_what_a_part_was_given_since_is_recorded_where_it_is_used():
+    assert DepthwiseConv1d(4).to_dict() == {"kind": "DepthwiseConv1d", "size": 4, "causal": False}
+    assert DepthwiseConv1d(4, channels="each").to_dict()["channels"] == "each"
+
+
 @pytest.mark.parametrize("primal", OWN.values(), ids=OWN)
 def test_a_users_own_part_comes_back_from_json_as_it_was(primal):
     assert through_json(primal) == primal
@@ -319,9 +333,10 @@ def test_a_users_own_training_set_has_no_causal_form_until_it_says_so():
         (Normalizer, lambda s: s.h(torch.ones(1, 1), torch.ones(1, 1))),
         (PointMap, lambda s: s.apply(torch.ones(1, 1), None, {})),
         (TokenMap, lambda s: s.tokens(torch.ones(1, 1), {})),
+        (PositionMap, lambda s: s.tokens(torch.ones(1, 1), {})),
         (Pattern, lambda s: s.allows(torch.ones(1), torch.ones(1), 1)),
     ],
-    ids=["features", "dim", "h", "apply", "tokens", "allows"],
+    ids=["features", "dim", "h", "apply", "tokens", "at", "allows"],
 )
 def test_a_base_class_names_the_method_that_is_missing(base, call):
     with pytest.raises(NotImplementedError, match=f"{base.__name__} must implement"):

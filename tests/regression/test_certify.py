@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from primaldual import Primal, mechanism, mechanisms
-from primaldual.primal import Fixed, RandomFeatures, Taylor, Unit
+from primaldual.primal import Fixed, Laplace, Pooled, RandomFeatures, RmsNorm, Rotary, Scale, Taylor, Unit
 from primaldual.regression import KernelError, claims
 from primaldual.regression.certification import Certification, Check, worst
 from primaldual.regression.claims import certify
@@ -40,6 +40,13 @@ VARIANTS = {
     "scales": mechanism("sh", scales=(1, 3, 2, 8, 5)),
     "fixed": mechanism("sparse-bn+sh", pattern=Fixed(4, 2)),
     "grid": mechanism("conv2d", grid=(3, 5), prefix=1),
+    "alibi, everything": Primal(Laplace(), inputs=(Rotary(), RmsNorm(), Scale(1.5)), training_set=Pooled(how="max")),
+    "conv1d, each channel": mechanism("conv1d", channels="each"),
+    "temperature": mechanism("qk-norm", temperature=True),
+    "scaled, finite": Primal(mechanism("linear").features, inputs=(Scale(1.5, learnable=True),)),
+    "rotary": mechanism("bn+sh", rotary=True),
+    "rotary, finite": mechanism("linear", rotary=True),
+    "rotary, sparse": mechanism("sparse", stride=3, rotary=True),
     "layer": Primal(bias=True, residual=True),
 }
 

@@ -13,10 +13,13 @@ from primaldual.primal import (
     BatchNorm,
     DepthwiseConv1d,
     Fixed,
+    Laplace,
     Pooled,
     RandomFeatures,
     Recenter,
     RmsNorm,
+    Rotary,
+    Scale,
     Sparse,
     Strided,
     Taylor,
@@ -45,6 +48,15 @@ VARIANTS: dict[str, Primal] = {
     "sh-conv": mechanism("bn+sh", how="conv"),
     "sh-kmeans": mechanism("bn+sh", how="kmeans"),
     "sh-conv1d-causal": Primal(inputs=(DepthwiseConv1d(3, causal=True),), training_set=Pooled(SCALES)),
+    "alibi-bn+sh": Primal(features=Laplace(), inputs=(Recenter(0.5),), training_set=Pooled(SCALES, prefix=2)),
+    "alibi-rms": Primal(features=Laplace(), inputs=(Rotary(7.0), RmsNorm())),
+    "alibi-unit": Primal(features=Laplace(), normalizer=Unit(), training_set=Pooled(SCALES)),
+    "alibi-sparse": Primal(features=Laplace(), training_set=Sparse(Window(3), Pooled(SCALES))),
+    "conv1d-each": mechanism("conv1d", size=3, channels="each"),
+    "rotary": mechanism("bn+sh", rotary=Rotary(7.0), scales=SCALES),  # fast enough to show at a test's lengths
+    "linear-rotary": Primal(mechanism("linear").features, inputs=(Rotary(7.0), Scale(1.5, learnable=True))),
+    "qk-norm-tempered": mechanism("qk-norm", temperature=True),
+    "scaled-sh": Primal(inputs=(Scale(1.5, learnable=True),), training_set=Pooled(SCALES)),
     "rms-then-bn": Primal(inputs=(RmsNorm(), Recenter(0.3))),
     "bn-then-rms": Primal(inputs=(Recenter(0.3), RmsNorm())),
     "unit": Primal(normalizer=Unit()),
@@ -151,10 +163,10 @@ def exists(primal: Primal, case: Case) -> bool:
     """Whether the semantics define this case: a causal form, a mask that heads and maps take, a grid that fits."""
     if case.causal and primal.causal_refusal(HEADS):
         return False
-    if (case.offset and primal.token_maps) or (case.scale is not None and not primal.features.scaled):
+    if (case.offset and primal.mixing_maps) or (case.scale is not None and not primal.features.scaled):
         return False
     per_query = case.mask.startswith("attn")
-    if per_query and (primal.token_maps or any(s > 1 for s in primal.training_set.head_scales(HEADS))):
+    if per_query and (primal.mixing_maps or any(s > 1 for s in primal.training_set.head_scales(HEADS))):
         return False
     squares = (1, 9, 16)
     return "Conv2d" not in repr(primal) or (case.queries in squares and case.keys in squares)

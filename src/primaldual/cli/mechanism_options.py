@@ -15,11 +15,17 @@ OPTIONS: dict[str, Any] = {
     "learnable": Annotated[bool | None, typer.Option("--learnable", help="`bn`: learn β, one per head.")],
     "full": Annotated[bool | None, typer.Option("--full", help="`bn`: divide by the deviation too.")],
     "scales": Annotated[str | None, typer.Option(help="`sh`: one scale per head, such as `1,1,2,2,4,4,8,8`.")],
+    "slopes": Annotated[str | None, typer.Option(help="`alibi`: one slope per head, such as `0.5,0.25`.")],
     "how": Annotated[str | None, typer.Option(help="`sh`: `mean`, `max`, `conv` or `kmeans`.")],
     "prefix": Annotated[int | None, typer.Option(help="`sh`, `conv2d`: so many tokens stay as they are.")],
     "size": Annotated[str | None, typer.Option(help="`conv1d`: kernel size, such as `5`; `conv2d`: `3x3`.")],
     "causal": Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")],
+    "channels": Annotated[str | None, typer.Option(help="`conv1d`: `one` kernel for all channels, or `each` its own.")],
     "grid": Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")],
+    "temperature": Annotated[
+        bool | None, typer.Option("--temperature", help="`qk-norm`: learn a factor on the scores, one per head.")
+    ],
+    "rotary": Annotated[bool | None, typer.Option("--rotary", help="rotary positions on queries and keys.")],
     "pattern": Annotated[
         str | None,
         typer.Option(help="`sparse`: `strided`, `fixed` or `window`; sized: `window:16`, `strided:sqrt`."),
@@ -57,7 +63,8 @@ def mechanism_option(name: str, settings: dict[str, Any]) -> Primal:
     (1, 2)
     """
     read: dict[str, Callable[[str], Any]] = {
-        "scales": scales_option, "size": _size, "grid": lambda text: _pair("--grid", text), "pattern": _pattern,
+        "scales": scales_option, "slopes": _slopes, "size": _size, "grid": lambda text: _pair("--grid", text),
+        "pattern": _pattern,
     }  # fmt: skip
     chosen = {key: value for key, value in settings.items() if value is not None}
     return mechanism(name, **{key: read[key](value) if key in read else value for key, value in chosen.items()})
@@ -70,6 +77,18 @@ def scales_option(text: str | None) -> tuple[int, ...] | None:
     (1, 1, 2, 2)
     """
     return None if text is None else _integers("--scales", text, ",", "such as 1,1,2,2")
+
+
+def _slopes(text: str) -> tuple[float, ...]:
+    """One slope per head.
+
+    >>> _slopes("0.5,0.25")
+    (0.5, 0.25)
+    """
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--slopes takes numbers, such as 0.5,0.25; got {text!r}") from None
 
 
 def _size(text: str) -> int | tuple[int, int]:

@@ -12,6 +12,7 @@ from ..primal import (
     EluPlusOne,
     Exponential,
     KernelSum,
+    Laplace,
     Pooled,
     RmsNorm,
     Sparse,
@@ -21,7 +22,10 @@ from ..primal import (
     mechanisms,
 )
 
-LEGEND = "exp: κ(x, y) = exp(x·y/√D). Σκ: h(x) = Σ_{j∈S} κ(x, k_j). μ: mean key. pooled: at each head's own scale."
+LEGEND = (
+    "exp: κ(x, y) = exp(x·y/√D). L: exp(−m|i − j|). Σκ: h(x) = Σ_{j∈S} κ(x, k_j). μ: mean key. pooled: at each head's "
+    "own scale."
+)
 
 
 def mechanisms_table() -> Table:
@@ -42,6 +46,8 @@ def mechanisms_table() -> Table:
 def _short(spec: Spec) -> str:
     """A spec in a word or two; those without a short form say what they are."""
     match spec:
+        case Laplace():
+            return "exp·L"
         case Exponential():
             return "exp"
         case KernelSum():

@@ -46,8 +46,7 @@ def count(expansion: Expansion, *, queries: int, keys: int, heads: int, head_dim
             maps += H * 2 * D * (L + points if both else L)
             maps += H * {"nothing": 0, "mean": 1, "variance": 3}[map_.needs] * points * D
         for token_map in primal.token_maps:
-            taps = sum(kernel.numel() for kernel in token_map.learned(1, D).values())
-            maps += H * 2 * taps * (L + N) * D
+            maps += H * 2 * token_map.taps(D) * (L + N) * D
         if expansion.associated:
             F = primal.features.dim(D)
             attention += H * 2 * (L + points) * F * (D + 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Primal, Recenter, Unit
+from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Laplace, Primal, Recenter, Scale, Unit
+from ..primal._spec import operand
 from .cost import count
 from .form import form_of, pooling_of
 from .render import RENDERERS, Section, formula, say
@@ -43,6 +44,8 @@ def _layer(p: Primal) -> Section:
     if any(m.needs != "nothing" for m in p.point_maps):
         of = "pooled keys" if pooling_of(p.training_set) else "keys"
         lines.append(say(f"The statistics of T are taken over the head's own {of}, one vote each."))
+    for part in (p.features, p.normalizer, *p.inputs, p.training_set):
+        lines += map(say, part.remarks(), part.remarks(latex=True))
     return Section("The primal layer", lines)
 
 
@@ -109,17 +112,20 @@ def _expansion(p: Primal) -> Section:
     ]
     q, k = _mapped(p, "q_i"), _mapped(p, "k_j")
     q_latex, k_latex = _mapped(p, "q_i", latex=True), _mapped(p, "k_j", latex=True)
-    if type(p.features) is Exponential:
+    if type(p.features) in (Exponential, Laplace):
         score, score_latex = f"[{q}]·[{k}]/√D", rf"[{q_latex}]^\top[{k_latex}]/\sqrt{{D}}"
         if not p.inputs:
             score, score_latex = "q_i·k_j/√D", r"q_i^\top k_j/\sqrt{D}"
+        apart, apart_latex = _apart(p)
+        score, score_latex = score + apart, score_latex + apart_latex
         name, name_latex = ("softmax_j", r"\mathrm{softmax}_j") if type(p.normalizer) is KernelSum else ("exp", r"\exp")
         over = "" if type(p.normalizer) in (KernelSum, Unit) else " / h(Tq_i)"
         over_latex = rf"\,/\,{p.normalizer.latex('Tq_i')}" if over else ""
         lines += [
             say(
-                "The monomials of Φ sum to the exponential: κ(x, y) = exp(x·y/√D). Filled in:",
-                r"The monomials of $\Phi$ sum to the exponential: $\kappa(x,y)=\exp(x^\top y/\sqrt D)$. Filled in:",
+                f"The monomials of Φ sum to the exponential: κ(x, y) = exp(x·y/√D{apart}). Filled in:",
+                rf"The monomials of $\Phi$ sum to the exponential: $\kappa(x,y)=\exp(x^\top y/\sqrt D{apart_latex})$. "
+                r"Filled in:",
             ),
             formula(
                 f"f(q_i) = Σ_{{j∈S}} {name}({score}){over} v_j{b}{x}",
@@ -201,14 +207,25 @@ def _one_sided(p: Primal) -> tuple[str, str]:
             f"({shift.text(q)}) ⊙ (σ² + {last.eps:g})^(−1)",
             rf"({shift.latex(q_latex)})\odot(\sigma^2+\epsilon)^{{-1}}",
         )
+    elif type(last) is Scale:
+        square, square_latex = ("c²", "c^2") if last.learnable else (f"{last.start**2:g}",) * 2
+        q, q_latex = f"{square} {operand(q)}", rf"{square_latex}\,{operand(q_latex)}"
     elif type(last) is Recenter:
         q, q_latex = last.text(q), last.latex(q_latex)
     else:
         q, q_latex = f"({q} − a) ⊙ c²", rf"({q_latex}-a)\odot c^2"
+    apart, apart_latex = _apart(p)
+    if earlier:
+        k, k_latex = f"[{k}]", f"[{k_latex}]"
     return (
-        f"f(q_i) = Σ_{{j∈S}} softmax_j([{q}]·{k}/√D) v_j",
-        rf"f(q_i)=\sum_{{j\in S}}\mathrm{{softmax}}_j\Big([{q_latex}]^\top {k_latex}/\sqrt{{D}}\Big)\,v_j",
+        f"f(q_i) = Σ_{{j∈S}} softmax_j([{q}]·{k}/√D{apart}) v_j",
+        rf"f(q_i)=\sum_{{j\in S}}\mathrm{{softmax}}_j\Big([{q_latex}]^\top {k_latex}/\sqrt{{D}}{apart_latex}\Big)\,v_j",
     )
+
+
+def _apart(p: Primal) -> tuple[str, str]:
+    """What positions add to a score."""
+    return (" − m|i − j|", "-m|i-j|") if type(p.features) is Laplace else ("", "")
 
 
 def _cost(expansion: Expansion, length: int | None, heads: int | None, head_dim: int) -> Section:

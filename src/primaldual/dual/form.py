@@ -18,6 +18,7 @@ from ..primal import (
     EluPlusOne,
     Exponential,
     KernelSum,
+    Laplace,
     Normalizer,
     Pattern,
     PointMap,
@@ -25,6 +26,7 @@ from ..primal import (
     Primal,
     RandomFeatures,
     Recenter,
+    Scale,
     Sparse,
     TrainingSet,
 )
@@ -37,6 +39,10 @@ class Form(NamedTuple):
 
     softmax: bool
     """κ is the exponential of q·k/√D and h its sum, so that a factor per query cancels."""
+    distance: bool
+    """κ is the exponential of q·k/√D times `Laplace`'s kernel of positions."""
+    cancels: bool
+    """κ is either of these and h its sum, so that a factor per query cancels."""
     log_kernel: bool
     """κ is exp(`log_kernel`), of the library or of one's own, so that it can be shifted before it overflows."""
     kernel_sum: bool
@@ -85,11 +91,15 @@ def _form(primal: Primal) -> Form:
         subset = "pattern"
     elif _inherits(training_set, TrainingSet, "visible"):
         subset = "all"
+    distance, sums = type(primal.features) is Laplace, type(primal.normalizer) is KernelSum
+    exponential = kernel_of(primal.features) == "exponential"
     return Form(
-        softmax=kernel_of(primal.features) == "exponential" and type(primal.normalizer) is KernelSum,
+        softmax=exponential and sums,
+        distance=distance,
+        cancels=(exponential or distance) and sums,
         log_kernel=isinstance(primal.features, Exponential) and _inherits(primal.features, Exponential, "kernel"),
         kernel_sum=is_kernel_sum(primal.normalizer),
-        finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel"),
+        finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel", "log_positions"),
         token_maps=bool(primal.token_maps),
         maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",
         points=points,
@@ -110,6 +120,11 @@ _KERNELS: dict[type[FeatureMap], Kernel] = {
 def kernel_of(features: FeatureMap) -> Kernel:
     """Which κ these features have."""
     return _KERNELS.get(type(features), "other")
+
+
+def knows_positions(features: FeatureMap) -> bool:
+    """Whether κ is a kernel of (position, point)."""
+    return not _inherits(features, FeatureMap, "log_positions")
 
 
 def is_kernel_sum(normalizer: Normalizer) -> bool:
@@ -142,7 +157,7 @@ def pieces_of(pattern: Pattern, length: int) -> tuple[Piece, ...] | None:
 
 def is_affine(map_: PointMap) -> bool:
     """Whether the map is x ↦ (x − shift) ⊙ scale, and nothing else."""
-    return _inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine")
+    return type(map_) is Scale or (_inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine"))
 
 
 class Beta(NamedTuple):

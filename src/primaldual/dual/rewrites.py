@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..primal import Moments, PointMap, Primal
+from ..primal import Moments, PointMap, Primal, Scale
 from ..primal.features import Parameters
 from .form import form_of, is_affine, pooling_of
 
@@ -30,7 +30,7 @@ class RowConstantsCancel(Rewrite):
 
     With T x = (x − a) ⊙ c,  (Tq)·(Tk_j) = ((q − a) ⊙ c²)·k_j − ((q − a) ⊙ c²)·a,  and the last term is the same for
     every j. So keys stay as they are and the query alone is mapped, by q ↦ (q − a) ⊙ c²: Eqn. bn-attn-expanding.
-    It holds when κ is exponential, h is the kernel sum, and the map is the last one.
+    It holds when κ is exponential, h is the kernel sum, and the map is the last one. Of `Scale` a is 0.
     """
 
     name = "row constants cancel"
@@ -42,7 +42,7 @@ class RowConstantsCancel(Rewrite):
 
     @staticmethod
     def refusal(primal: Primal) -> str | None:
-        if not form_of(primal).softmax:
+        if not form_of(primal).cancels:
             return "nothing cancels unless κ is exponential and h the kernel sum"
         last = primal.point_maps[-1] if primal.point_maps else None
         if last is None or not is_affine(last):
@@ -52,6 +52,9 @@ class RowConstantsCancel(Rewrite):
     @staticmethod
     def query(q: Tensor, map_: PointMap, moments: Moments, parameters: Parameters) -> Tensor:
         """The one-sided map: (q − a) ⊙ c²."""
+        if type(map_) is Scale:
+            factor = map_.factor(q, parameters)
+            return (q * (factor * factor)).to(q.dtype)
         form = map_.affine(moments, parameters)
         assert form is not None
         shift, scale = form

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..dual.form import kernel_of, pooling_of
 from ..primal import Exponential, Moments
+from . import positions
 from .pooling import CausalPool, Pool, fit_length, visible
 from .problem import Problem, UnsupportedError, accumulated
 from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites, would_need_own_keys
@@ -50,8 +51,10 @@ class Sides(NamedTuple):
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
     primal, form = problem.primal, form_of(problem.primal)
-    if not (form.finite or kernel_of(primal.features) == "exponential"):
+    if not (form.finite or form.distance or kernel_of(primal.features) == "exponential"):
         return f"only {primal.features!r} knows its kernel"
+    if reason := positions.refusal(problem):
+        return reason
     if form.points == "own":
         return f"only {primal.training_set!r} knows its points"
     if max(problem.scales) > 1 and (reason := would_need_own_keys(problem)):
@@ -66,7 +69,7 @@ def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
 
 def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """Outputs [B, H, L, Dv], and weights [B, H, L, S] where they are asked for."""
-    if form_of(problem.primal).softmax:
+    if form_of(problem.primal).cancels:
         return problem.by_group(_attend)
     return accumulated(problem, lambda p: p.by_group(_attend))
 
@@ -98,7 +101,7 @@ def _masked(p: Problem, queries: Tensor, points: Pool, seen: Tensor | None) -> S
     pattern = visible(p)
     if pattern is not None:
         seen = pattern[None, None] if seen is None else seen & pattern
-    return Sides(queries, points.keys, points.values, seen, bias_of(p, points))
+    return Sides(queries, points.keys, points.values, seen, bias_of(p, points, seen))
 
 
 def _causal(p: Problem) -> Sides:
@@ -125,7 +128,20 @@ def _causal(p: Problem) -> Sides:
     pattern = visible(p)
     if pattern is not None:
         seen = seen & fit_length(pattern[None, None].transpose(2, 3), windows.shape[0]).transpose(2, 3)
+    if form_of(p.primal).distance:
+        added = positions.added(p, _places(p, place), seen)
+        bias = added if bias is None else bias + added
     return Sides(queries, complete.keys, complete.values, seen, bias, running)
+
+
+def _places(p: Problem, place: Tensor) -> Tensor:
+    """Where the complete windows stand, and in the column of each query's own its running mean: [B or 1, 1, L, W]."""
+    points = positions.of_windows(p)
+    complete = _after_prefix(points, lambda x: x[:, :, :, -1]).keys.squeeze(-1)
+    if p.scale == 1:
+        return complete.unsqueeze(2)
+    own = _of_queries(p, _after_prefix(points, lambda x: x.flatten(2, 3))).keys
+    return own.where(place, complete.unsqueeze(2))
 
 
 def _of_queries(p: Problem, tokens: Pool) -> Pool:
@@ -164,10 +180,15 @@ def _kernel(p: Problem, x: Tensor, y: Tensor) -> Tensor:
     features = p.primal.features
     if p.relative_scale != 1.0:
         x, y = x * math.sqrt(p.relative_scale), y * math.sqrt(p.relative_scale)
-    if kernel_of(features) == "exponential":
+    if _has_scores(p):
         assert isinstance(features, Exponential)
         return features.log_kernel(x, y)
     return features.kernel(x, y, p.parameters)
+
+
+def _has_scores(p: Problem) -> bool:
+    """Whether scores are logarithms, q·k/√D."""
+    return kernel_of(p.primal.features) == "exponential" or form_of(p.primal).distance
 
 
 def _by_blocks(p: Problem) -> tuple[Tensor, Tensor]:
@@ -196,12 +217,12 @@ def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Tensor:
     """κ(Tq_i, Tk_j) / h(Tq_i): [B, H, L, W]."""
-    exponential = kernel_of(p.primal.features) == "exponential"
+    exponential = _has_scores(p)
     if sides.bias is not None:
         bias = sides.bias.to(scores.dtype)
         scores = scores + bias if exponential else scores * bias.exp()
     empty = None if sides.seen is None else ~sides.seen.any(-1, keepdim=True)
-    if form_of(p.primal).softmax:
+    if form_of(p.primal).cancels:
         if sides.seen is None or empty is None:
             return scores.softmax(-1)
         # a row that sees nothing may see everything: its weights are thrown away

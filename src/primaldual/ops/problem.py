@@ -119,7 +119,7 @@ class Problem:
         ]
 
     def _masks_of(self, heads: tuple[int, ...]) -> Problem:
-        per_head = {name for map_ in self.primal.inputs for name in map_.per_head}
+        by_head = {name for map_ in self.primal.inputs for name in map_.by_head} | {*self.primal.features.by_head}
 
         def mask(m: Tensor | None) -> Tensor | None:
             return m if m is None or m.shape[1] == 1 else pick(m, 1, heads)
@@ -128,7 +128,7 @@ class Problem:
             self,
             attn_hidden=mask(self.attn_hidden),
             attn_bias=mask(self.attn_bias),
-            parameters={n: pick(p, 0, heads) if n in per_head else p for n, p in self.parameters.items()},
+            parameters={n: pick(p, 0, heads) if n in by_head else p for n, p in self.parameters.items()},
         )
 
 
@@ -150,7 +150,7 @@ def state(
 ) -> Problem:
     """Check the arguments of `attention` and bring them into one form."""
     _check_tensors(q, k, v)
-    checks.query_offset(query_offset, primal.token_maps)
+    checks.query_offset(query_offset, primal.mixing_maps)
     checks.scale(scale, primal.features)
     checks.mask("key_padding_mask", key_padding_mask, q)
     checks.mask("query_padding_mask", query_padding_mask, q)
@@ -180,22 +180,25 @@ def state(
     given = _check_parameters(given, learned, primal.features.fixed)
     if learned.keys() - given.keys():
         given = start(primal, "learned", (H, D), q.dtype, q.device) | given
+    if primal.features.by_head:
+        given |= start(primal.features, "of_heads", (H,), torch.promote_types(q.dtype, torch.float32), q.device)
 
     key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
     query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))
     attn_hidden = attn_bias = None
     if attn_mask is not None:
         attn_hidden, attn_bias, is_causal = masks.per_query(
-            attn_mask, (B, H, L, S), scales, primal.token_maps, is_causal, query_offset
+            attn_mask, (B, H, L, S), scales, primal.mixing_maps, is_causal, query_offset
         )
     if attn_bias is not None:
         _check_added(primal.training_set, scales, S)
     if key_hidden is not None:
         k, v = (x.masked_fill(key_hidden.unsqueeze(-1), 0.0) for x in (k, v))
-    if primal.token_maps and query_hidden is not None:
+    if primal.mixing_maps and query_hidden is not None:
         q = q.masked_fill(query_hidden.unsqueeze(-1), 0.0)
-    for map_ in primal.token_maps:
-        q, k = map_.tokens(q, given), map_.tokens(k, given)
+    if primal.token_maps:
+        q_places, k_places = (torch.arange(n, device=q.device) for n in (L, S))
+        q, k = primal.on_tokens(q, q_places + query_offset, given), primal.on_tokens(k, k_places, given)
     if primal.token_maps and key_hidden is not None:
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     return Problem(
@@ -269,7 +272,7 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
 def _start(
     part: Primal | FeatureMap, of: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """The tensors that a part begins with, "learned" or "state" of it, where the caller gives no others."""
+    """The tensors that a part begins with, "learned", "state" or "of_heads", where the caller gives no others."""
     return {name: x.to(device, dtype) for name, x in getattr(part, of)(*sizes).items()}
 
 

@@ -99,9 +99,11 @@ def _marked(p: Problem) -> tuple[TrainingSet, tuple[int, ...], int, int, torch.d
 
 
 def _plain(p: Problem) -> bool:
-    """Mean pooling of all tokens, and at most a re-centring: everything happens inside the op."""
-    if p.key_hidden is not None or (p.is_causal and (len(p.primal.point_maps) > 0 or max(p.scales) > 1)):
+    """Mean pooling of all tokens, and at most a re-centring, which causal heads have not: all happens inside the op."""
+    if p.key_hidden is not None or (p.is_causal and len(p.primal.point_maps) > 0):
         return False
+    if p.is_causal and not limits.takes_running_means(p.scales, p.q.shape[2], p.k.shape[2]):
+        return max(p.scales) == 1 and _simple(p)
     return _simple(p)
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
-from ..primal import Exponential, Moments, PointMap
+from ..dual.form import knows_positions
+from ..primal import Exponential, Moments, PointMap, Points
+from . import positions
 from .problem import Problem, accumulated
 
 
@@ -63,6 +65,7 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     empty = ~seen.any(-1, keepdim=True)
     if p.attn_bias is not None:
         bias = bias + p.attn_bias
+    bias = _with_positions(p, bias, points)
 
     # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range
     root = math.sqrt(p.relative_scale)  # κ is a function of x·y/√D wherever another factor can be asked for
@@ -92,6 +95,15 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
         return out, None
     assert points.share is not None
     return out, _apply(dropped, (points.share > 0).to(dropped.dtype) if p.repeat_weights else points.share)
+
+
+def _with_positions(p: Problem, bias: Tensor, points: Points) -> Tensor:
+    """The bias [B, H, R, W], and what a kernel of positions adds to it: [B, H, L, W]."""
+    if not knows_positions(p.primal.features):
+        return bias
+    places = positions.of_definition(p.primal.training_set, points, p.k, p.v, p.seen_tokens(), p.scale)
+    added = p.primal.features.log_positions(positions.of_queries(p), places, p.parameters)
+    return bias if added is None else bias + added
 
 
 def _as_value(p: Problem) -> Tensor:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ..dual import GroupHeadsByScale, Rewrite
+from ..dual import GroupHeadsByScale, Rewrite, form_of
 from ..kernels.cudnn import attention as cudnn
-from . import softmax
+from . import positions, softmax
 from .pooling import CausalPool, fit_length
 from .pooling import visible as visible_of
 from .problem import Problem
@@ -29,7 +29,11 @@ _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    return softmax.refusal(problem, "fused attention")
+    if reason := softmax.refusal(problem, "fused attention", distances=True) or positions.refusal(problem):
+        return reason
+    if problem.is_causal and form_of(problem.primal).distance and max(problem.scales) > 1:
+        return "what distances add to the scores of complete windows and running ones has no fused form"
+    return None
 
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
@@ -47,7 +51,7 @@ def _attend(p: Problem) -> Tensor:
     visible = visible_of(p)
     if visible is not None:
         take = visible[None, None] if take is None else take & visible
-    out = fused(q, points.keys, points.values, take, bias_of(p, points), p.dropout_p, p.score_scale)
+    out = fused(q, points.keys, points.values, take, bias_of(p, points, take), p.dropout_p, p.score_scale)
     return _keep_nan(out, q, p)
 
 
@@ -67,7 +71,10 @@ def _causal(p: Problem) -> Tensor:
     visible = visible_of(p, queries.start)
     if visible is not None:
         visible = fit_length(visible[None, None].transpose(2, 3), prefix + windows).transpose(2, 3)[0, 0]  # [·, P + W]
-    out = _by_place(queries, points, visible, p.dropout_p, p.score_scale)
+    if form_of(p.primal).distance:  # of tokens
+        out = _tokens(queries, points, visible, p.dropout_p, p.score_scale, p)
+    else:
+        out = _by_place(queries, points, visible, p.dropout_p, p.score_scale)
     if not prefix:
         return _keep_nan(queries.of_problem(out, p), queries.of_problem(queries.rows.flatten(2, 3), p), p)
     head = points.prefix
@@ -123,11 +130,12 @@ def _by_place(
 
 
 def _tokens(
-    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None
-) -> Tensor:
+    queries: CausalQueries, points: CausalPool, visible: Tensor | None, dropout_p: float, scores: float | None,
+    distances_of: Problem | None = None,
+) -> Tensor:  # fmt: skip
     """Plain causal attention: every window is one token."""
     q, keys, values = (x.squeeze(3) for x in (queries.rows, points.keys, points.values))
-    if points.seen is None and points.bias is None and visible is None:
+    if points.seen is None and points.bias is None and visible is None and distances_of is None:
         if not queries.skipped:
             return _fused(q, keys, values, dropout_p=dropout_p, is_causal=True, scale=scores)
         if q.shape[2] == 1:  # a step of decoding sees every key
@@ -136,6 +144,10 @@ def _tokens(
     take = take if points.seen is None else take & points.seen.squeeze(3).unsqueeze(2)
     take = take if visible is None else take & visible
     bias = None if points.bias is None else points.bias.squeeze(3).unsqueeze(2)
+    if distances_of is not None:
+        places = torch.arange(keys.shape[2], device=q.device, dtype=torch.promote_types(q.dtype, torch.float32))
+        distances = positions.added(distances_of, places[None, None, None], take)
+        bias = distances if bias is None else bias + distances
     return fused(q, keys, values, take, bias, dropout_p, scores)
 
 

@@ -15,17 +15,21 @@ from torch.nn.functional import pad
 from ..dual import Rewrite, RowConstantsCancel, derive, form_of
 from ..dual.form import kernel_of
 from ..primal import Moments, PointMap
+from . import positions
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem, UnsupportedError
 from .statistics import causal_moments, centre, first_key, masked_moments, moments, several
 
 
-def refusal(problem: Problem, who: str) -> str | None:
-    """Why an executor of softmax heads, which the reason begins with, cannot compute the problem; None when it can."""
+def refusal(problem: Problem, who: str, *, distances: bool = False) -> str | None:
+    """Why an executor of softmax heads, which the reason begins with, cannot compute the problem; None when it can.
+
+    With `distances` it takes what `Laplace` adds to the scores, too.
+    """
     primal, form = problem.primal, form_of(problem.primal)
-    if kernel_of(primal.features) != "exponential":
+    if kernel_of(primal.features) != "exponential" and not (distances and form.distance):
         return f"{who} has the exponential kernel, not that of {primal.features!r}"
-    if not form.softmax:
+    if not (form.cancels if distances else form.softmax):
         return f"{who} divides by the kernel sum, not by {primal.normalizer!r}"
     if problem.need_weights:
         return f"{who} does not return weights"
@@ -48,7 +52,7 @@ def needs_own_keys(problem: Problem) -> str | None:
         return None
     for map_ in problem.expansion.maps:
         if map_.needs != "nothing":
-            where = "" if form_of(problem.primal).softmax else " under softmax"
+            where = "" if form_of(problem.primal).cancels else " under softmax"
             return f"{map_!r} is not the last input map{where}, so each query would need its own keys"
     return None
 
@@ -103,12 +107,18 @@ def _far(last: PointMap, keys: Tensor) -> bool:
     return last.needs == "variance" or (last.needs == "mean" and keys.dtype.itemsize > 2)
 
 
-def bias_of(p: Problem, points: Pool) -> Tensor | None:
-    """What is added to the scores, [B or 1, H or 1, L or 1, W]: the bias of the points, and that of the mask."""
-    of_points = None if points.bias is None else points.bias.unsqueeze(2)
-    if p.attn_bias is None or of_points is None:
-        return p.attn_bias if of_points is None else of_points
-    return of_points + p.attn_bias
+def bias_of(p: Problem, points: Pool, take: Tensor | None) -> Tensor | None:
+    """What is added to the scores, [B or 1, H or 1, L or 1, W]: of the points, of the mask, and of distances.
+
+    `take` [B or 1, H or 1, L or 1, W] is what each query sees of the points; None where that is all.
+    """
+    found = None if points.bias is None else points.bias.unsqueeze(2)
+    if p.attn_bias is not None:
+        found = p.attn_bias if found is None else found + p.attn_bias
+    if form_of(p.primal).distance:
+        distances = positions.added(p, positions.of_points(p), take)
+        found = distances if found is None else found + distances
+    return found
 
 
 class CausalQueries(NamedTuple):

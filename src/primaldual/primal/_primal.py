@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ._spec import Spec, check_flag
-from .features import Exponential, FeatureMap
-from .inputs import InputMap, PointMap, TokenMap
+from .features import Exponential, FeatureMap, Parameters
+from .inputs import InputMap, PointMap, PositionMap, TokenMap
 from .normalizers import KernelSum, Normalizer
 from .training_sets import AllKeys, TrainingSet
 
@@ -70,6 +70,11 @@ class Primal(Spec):
         return tuple(m for m in self.inputs if isinstance(m, TokenMap))
 
     @property
+    def mixing_maps(self) -> tuple[TokenMap, ...]:
+        """Those of them that mix tokens, so that what is hidden in one may show in another."""
+        return tuple(m for m in self.token_maps if not isinstance(m, PositionMap))
+
+    @property
     def point_maps(self) -> tuple[PointMap, ...]:
         """The maps that act after pooling."""
         return tuple(m for m in self.inputs if isinstance(m, PointMap))
@@ -80,6 +85,12 @@ class Primal(Spec):
         for map_ in self.inputs:
             learned |= map_.learned(heads, head_dim)
         return learned
+
+    def on_tokens(self, x: Tensor, positions: Tensor, parameters: Parameters) -> Tensor:
+        """Tokens [batch, heads, length, dim] at these places, [length] or [batch, length], through the token maps."""
+        for map_ in self.token_maps:
+            x = map_.at(x, positions, parameters)
+        return x
 
     def causal_refusal(self, heads: int) -> str | None:
         """Why this primal has no causal form with so many heads; None when it has one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -40,7 +40,7 @@ class Spec:
             cls.__repr__ = Spec.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        parts = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self)]
+        parts = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     @classmethod
@@ -57,7 +57,8 @@ class Spec:
         >>> Recenter(0.5).to_dict()
         {'kind': 'Recenter', 'beta': 0.5, 'learnable': False}
         """
-        return {"kind": self.kind()} | {field.name: _encode(getattr(self, field.name)) for field in fields(self)}
+        said = (f for f in fields(self) if not (f.metadata.get("added") and getattr(self, f.name) == f.default))
+        return {"kind": self.kind()} | {f.name: _encode(getattr(self, f.name)) for f in said}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -80,7 +81,7 @@ class Spec:
         target = Spec._kinds[kind]
         if not issubclass(target, cls):
             raise ValueError(f"expected a {cls.__name__}, got a serialised {kind}")
-        known = {field.name for field in fields(target)}
+        known = {f.name for f in fields(target)}
         unknown = set(data) - known - {"kind"}
         if unknown:
             raise ValueError(f"{kind} has no field {sorted(map(str, unknown))}; it has {sorted(known)}")
@@ -103,6 +104,18 @@ class Spec:
     def latex(self, x: str = "x") -> str:
         """The same for LaTeX."""
         return rf"\mathrm{{{type(self).__name__}}}({x})"
+
+    def remarks(self, latex: bool = False) -> tuple[str, ...]:
+        """Sentences for the derivation, beside the formula: what its letters mean, how far it is the paper's."""
+        return ()
+
+
+def added(default: Any) -> Any:
+    """A field that a class has had only since values of it were recorded.
+
+    At its default `to_dict` leaves it out, so that what was recorded before is found again by its key.
+    """
+    return field(default=default, metadata={"added": True})
 
 
 def _encode(value: Any) -> Any:

@@ -58,6 +58,22 @@ class FeatureMap(Spec):
         """Fixed tensors that belong to Φ, by name; a layer keeps them as buffers."""
         return {}
 
+    by_head: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors in `of_heads`."""
+
+    def of_heads(self, heads: int) -> dict[str, Tensor]:
+        """Fixed tensors with a row for each head, by name."""
+        return {}
+
+    def log_positions(self, queries: Tensor, points: Tensor, parameters: Parameters) -> Tensor | None:
+        """log of what positions multiply κ by: [..., heads, L, W].
+
+        Positions of queries [..., heads or 1, L, 1] and of points [..., heads or 1, L or 1, W] broadcast, leading
+        dimensions too. None where κ knows no positions; otherwise the kernel is one of (position, point), the product
+        of this and `kernel`.
+        """
+        return None
+
     def map(self, x: Tensor, parameters: Parameters) -> Tensor:
         """Φ(x) with the tensors of `state` taken from `parameters` where given."""
         return self.features(x)

@@ -8,9 +8,12 @@ from ..base.suggestions import did_you_mean
 from ._primal import Primal
 from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap
-from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm
+from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm, TokenMap
+from .laplace import Laplace
 from .patterns import Fixed, Pattern, Strided, Window
 from .pooled import Pooled
+from .rotary import Rotary
+from .scale import Scale
 from .sparse import Sparse
 from .training_sets import AllKeys, TrainingSet
 
@@ -30,18 +33,23 @@ _ABOUT = {
     "sparse-sh": "Sparse Attention-SH",
     "sparse-bn+sh": "Sparse Attention-BN+SH",
     "qk-norm": "QK-norm, BN's rival",
+    "alibi": "ALiBi",
+    "alibi+sh": "Attention-SH, ALiBi",
 }
 _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window": Window()}
 _OPTIONS = {
     "bn": ("beta", "learnable", "full", "eps"),
     "sh": ("scales", "how", "prefix", "grid"),
-    "conv1d": ("size", "causal"),
+    "conv1d": ("size", "causal", "channels"),
     "conv2d": ("size", "grid", "prefix"),
     "linear": ("features",),
     "sparse": ("pattern", "stride"),
-    "qk-norm": ("eps",),
+    "qk-norm": ("eps", "temperature"),
+    "alibi": ("slopes",),
 }
 """Of each part of a name."""
+_ANY = ("rotary",)
+"""Of every name."""
 
 
 def mechanisms() -> tuple[str, ...]:
@@ -61,12 +69,16 @@ def mechanism(name: str, **options: Any) -> Primal:
         name: one of `mechanisms()`.
         beta, learnable, full, eps: with `bn`: β (1), learned per head (False), the full batch norm (False), its ε
             (1e-5). `eps` also goes with `qk-norm` (1e-6).
+        temperature: with `qk-norm`: a learned `Scale` of the scores, one per head (False).
         scales, how, prefix, grid: with `sh`: as in `Pooled`.
         size, causal, grid, prefix: with `conv1d`, `conv2d`: kernel size (5, or (2, 2)), causal form (1-D), patch grid,
             tokens before the patches, such as 1 for a class token.
+        channels: with `conv1d`: "one" kernel for all channels, or "each" its own.
         pattern, stride: with `sparse`: a `Pattern`, or "strided", "fixed" or "window" (of 32 keys); the stride (32) of
             the strided one, or "sqrt" for round(√N), N the padded, pooled length, as the paper's tables here were run.
         features: with `linear`: another finite Φ.
+        slopes: with `alibi`: one slope per head, as in `Laplace`.
+        rotary: with every name: rotary positions (False), after a convolution; True for `Rotary()`, or a `Rotary`.
 
     >>> mechanism("bn", beta=0.6).inputs
     (Recenter(beta=0.6, learnable=False),)
@@ -76,7 +88,7 @@ def mechanism(name: str, **options: Any) -> Primal:
         raise ValueError(f"unknown mechanism {name!r}{nearest} There are: {', '.join(_ABOUT)}")
     parts = _parts(name)
     given = dict(options)
-    _check_options(name, given, tuple(option for part in parts for option in _OPTIONS.get(part, ())))
+    _check_options(name, given, tuple(option for part in parts for option in _OPTIONS.get(part, ())) + _ANY)
 
     features: FeatureMap = Exponential()
     inputs: tuple[InputMap, ...] = ()
@@ -85,14 +97,20 @@ def mechanism(name: str, **options: Any) -> Primal:
         features = given.pop("features", EluPlusOne())
         if not isinstance(features, FeatureMap) or not features.finite:
             raise ValueError(f"mechanism {name!r}: features must be a finite feature map, got {features!r}")
+    if "alibi" in parts:
+        features = Laplace(**_take(given, "alibi"))
     if "bn" in parts:
         inputs = (_batch_norm(name, given),)
     elif "qk-norm" in parts:
-        inputs = (RmsNorm(**_take(given, "qk-norm")),)
+        tempered = given.pop("temperature", False)
+        inputs = (RmsNorm(**_take(given, "qk-norm")), *((Scale(learnable=True),) if tempered else ()))
     elif "conv1d" in parts:
         inputs = (DepthwiseConv1d(**_take(given, "conv1d")),)
     elif "conv2d" in parts:
         inputs = (DepthwiseConv2d(**_take(given, "conv2d")),)
+    if rotary := given.pop("rotary", False):
+        before = [map_ for map_ in inputs if isinstance(map_, TokenMap)]
+        inputs = (*before, _rotary(name, rotary), *inputs[len(before) :])
     if "sh" in parts:
         training_set = Pooled(**_take(given, "sh"))
     if "sparse" in parts:
@@ -135,6 +153,15 @@ def _batch_norm(name: str, options: dict[str, Any]) -> PointMap:
     if "eps" in given:
         raise ValueError(f"mechanism {name!r}: eps is added to the variance, which only full=True divides by")
     return Recenter(**given)
+
+
+def _rotary(name: str, given: bool | Rotary) -> Rotary:
+    rotary = Rotary() if given is True else given
+    if not isinstance(rotary, Rotary):
+        raise ValueError(
+            f"mechanism {name!r}: rotary must be True, False or a Rotary, such as {Rotary()}; got {given!r}"
+        )
+    return rotary
 
 
 def _pattern(pattern: str | Pattern = "strided", stride: int | str | None = None) -> Pattern:

@@ -191,9 +191,8 @@ def _outputs(function: Callable[[Tensor], Tensor], x: Tensor, query: int | None)
 def _per_token(drawn: Drawn, values: Tensor) -> Tensor:
     """Values of points [1, H, W, Dv] to values of tokens that pool to them."""
     primal, keys = drawn.primal, drawn.keys
-    for map_ in primal.token_maps:
-        keys = map_.tokens(keys, drawn.parameters)
     heads, tokens = keys.shape[1:3]
+    keys = primal.on_tokens(keys, torch.arange(tokens), drawn.parameters)
     seen = torch.ones(1, 1, 1, tokens, dtype=torch.bool)
     # what pooling makes of each token alone, and of ones
     probe = torch.cat([torch.eye(tokens, dtype=keys.dtype), torch.ones(tokens, 1, dtype=keys.dtype)], -1)

@@ -75,7 +75,7 @@ def recover(
     scaled = (sign * log_alpha.exp()).where(made.visible.unsqueeze(-1), 0.0)
     # y = Kα is the head's own output at its keys, which stays finite where the α of an exponential kernel does not
     exponential = form_of(primal).log_kernel
-    y = made.weights(made.keys) @ made.targets if exponential else made.kernel @ scaled
+    y = made.weights(made.keys, made.places) @ made.targets if exponential else made.kernel @ scaled
     y = (y + epsilon * sign).where(made.visible.unsqueeze(-1), 0.0)
     log_c = log_alpha.masked_fill(~made.visible.unsqueeze(-1), -torch.inf).amax((-1, -2)) - made.log_scale
     log_c = log_c.clamp(min=-700.0)  # a head whose values are all zero needs no price at all

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..dual import GroupHeadsByScale, form_of
+from ..dual.form import knows_positions
+from ..ops import positions
 from ..ops.statistics import moments
 from ..primal import AllKeys, Exponential, Primal, TrainingSet
 
@@ -31,6 +33,7 @@ class Design:
 
     primal: Primal  # over the points themselves: token maps and pooling are done
     keys: Tensor  # [B, H, W, D], before T's point maps
+    places: Tensor  # [B, H, W]: where they stand in the sequence
     targets: Tensor  # [B, H, W, Dv]
     seen: Tensor  # bool [B, H, W]: the points that exist, over which T's statistics are taken
     visible: Tensor  # bool [B, H, W]: those of the training set; fewer where a query has its own
@@ -56,19 +59,25 @@ class Design:
         """Numbers of tokens that pool to these of points: [B, H, W, C] to [B, H, N, C]."""
         return unpool(y, self.owner, self.shares)
 
-    def weights(self, x: Tensor) -> Tensor:
-        """κ(Tx_i, Tk_j) / h(Tx_i): [B, H, L, D] to [B, H, L, W]."""
+    def weights(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        """κ(Tx_i, Tk_j) / h(Tx_i): [B, H, L, D] to [B, H, L, W], for points x at `places`, [L] or [B, H, L].
+
+        Without `places` they stand at 0, 1, …
+        """
+        places = torch.arange(x.shape[2], device=x.device) if places is None else places
         x, keys = self.mapped(x)
         take = self.visible.unsqueeze(2)
+        added = log_positions(self.primal, places, self.places, self.parameters)
         form = form_of(self.primal)
         if form.log_kernel:
             assert isinstance(self.primal.features, Exponential)
-            scores = self.primal.features.log_kernel(x, keys).masked_fill(~take, -torch.inf)
+            scores = (self.primal.features.log_kernel(x, keys) + added).masked_fill(~take, -torch.inf)
             if form.kernel_sum:
                 return scores.softmax(-1).where(take.any(-1, keepdim=True), 0.0)
             kernel = scores.exp()
         else:
-            kernel = self.primal.features.kernel(x, keys, self.parameters).masked_fill(~take, 0.0)
+            kernel = self.primal.features.kernel(x, keys, self.parameters) * added.exp()
+            kernel = kernel.masked_fill(~take, 0.0)
         weights = kernel / self.primal.normalizer.h(x, kernel.sum(-1, keepdim=True))
         return weights.where(take.any(-1, keepdim=True), 0.0)
 
@@ -97,7 +106,8 @@ def design(
     if is_causal and (reason := primal.causal_refusal(H)):
         raise ValueError(f"is_causal=True: {reason}")
     start = {n: x.to(keys) for n, x in (primal.features.state(D) | primal.learned(H, D)).items()}
-    given = start | dict(parameters or {})
+    of_heads = {n: x.to(keys) for n, x in primal.features.of_heads(H).items()}
+    given = start | dict(parameters or {}) | of_heads
     exists = torch.ones(B, N, dtype=torch.bool, device=keys.device)
     if key_padding_mask is not None:
         if key_padding_mask.shape != (B, N) or key_padding_mask.dtype != torch.bool:
@@ -112,11 +122,21 @@ def design(
         tokens = exists & (torch.arange(N, device=keys.device) <= query)
     hidden = ~exists[:, None, :, None]
     keys, targets = keys.masked_fill(hidden, 0.0), targets.masked_fill(hidden, 0.0)
+    places = torch.arange(N, device=keys.device)
     for map_ in primal.token_maps:
-        keys = map_.tokens(keys, given).masked_fill(hidden, 0.0)
-    points, values, seen, visible, owner, shares = _pool(primal, keys, targets, tokens, query, given)
+        keys = map_.at(keys, places, given).masked_fill(hidden, 0.0)
+    points, values, stand, seen, visible, owner, shares = _pool(primal, keys, targets, tokens, query, given)
     inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
-    return _with_kernel(inner, points, values, seen, visible, owner, shares, given)
+    return _with_kernel(inner, points, values, stand, seen, visible, owner, shares, given)
+
+
+def log_positions(primal: Primal, x: Tensor, y: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """log of what positions multiply κ by, for points at x [L] or [B, H, L] and y [B, H, W]; zeros for nothing."""
+    if not knows_positions(primal.features):
+        return y.new_zeros(())
+    found = primal.features.log_positions(x.to(y.dtype).unsqueeze(-1), y.unsqueeze(-2), parameters)
+    assert found is not None
+    return found
 
 
 def hides_points(training_set: TrainingSet, heads: int, tokens: int) -> bool:
@@ -154,14 +174,15 @@ def are_means(shares: Tensor) -> bool:
 
 def _pool(
     primal: Primal, keys: Tensor, targets: Tensor, tokens: Tensor, query: int | None, parameters: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Points of every head, padded to the longest; which exist; which the query's set holds; `owner` and `shares`."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Points of every head, padded to the longest; where they stand; which exist; which the query's set holds; `owner`
+    and `shares`."""
     B, H, N, D = keys.shape
     scales = primal.training_set.head_scales(H)
     longest = max(primal.training_set.points(s, N) for s in scales)
     points, values = keys.new_zeros(B, H, longest, D), targets.new_zeros(B, H, longest, targets.shape[-1])
     seen = torch.zeros(B, H, longest, dtype=torch.bool, device=keys.device)
-    visible = torch.zeros_like(seen)
+    visible, stand = torch.zeros_like(seen), keys.new_zeros(B, H, longest)
     owner = torch.zeros(B, H, N, dtype=torch.long, device=keys.device)
     shares = []
     for scale, heads in GroupHeadsByScale.groups(scales):
@@ -170,6 +191,10 @@ def _pool(
             keys[:, index], targets[:, index], tokens[:, None, None], scale, parameters
         )
         count = reduced.keys.shape[3]
+        if knows_positions(primal.features):
+            stand[:, index, :count] = positions.of_definition(
+                primal.training_set, reduced, keys[:, index], targets[:, index], tokens[:, None, None], scale
+            ).squeeze(2)
         points[:, index, :count] = reduced.keys.squeeze(2)
         values[:, index, :count] = reduced.values.squeeze(2)
         seen[:, index, :count] = reduced.seen.squeeze(2).expand(B, len(heads), -1)
@@ -181,25 +206,26 @@ def _pool(
         shares.append((index, share))
     own = form_of(primal).points == "own"  # the library's are means
     if not own or all(are_means(share) and not in_common(share) for _, share in shares):
-        return points, values, seen, visible & seen, owner, None
+        return points, values, stand, seen, visible & seen, owner, None
     whole = keys.new_zeros(B, H, longest, N)
     for index, share in shares:
         whole[:, index, : share.shape[-2]] = share.expand(B, len(index), -1, -1)
-    return points, values, seen, visible & seen, owner, whole
+    return points, values, stand, seen, visible & seen, owner, whole
 
 
 def _with_kernel(
-    primal: Primal, keys: Tensor, targets: Tensor, seen: Tensor, visible: Tensor, owner: Tensor, shares: Tensor | None,
-    parameters: Mapping[str, Tensor],
+    primal: Primal, keys: Tensor, targets: Tensor, places: Tensor, seen: Tensor, visible: Tensor, owner: Tensor,
+    shares: Tensor | None, parameters: Mapping[str, Tensor],
 ) -> Design:  # fmt: skip
     mapped = keys
     for map_ in primal.point_maps:  # statistics over all points of the head, not over the query's subset
         mapped = map_.apply(mapped, moments(map_, mapped, seen), parameters)
     pairs = visible.unsqueeze(-1) & visible.unsqueeze(-2)
+    added = log_positions(primal, places, places, parameters)
     form = form_of(primal)
     if form.log_kernel:
         assert isinstance(primal.features, Exponential)
-        log_kernel = primal.features.log_kernel(mapped, mapped)
+        log_kernel = primal.features.log_kernel(mapped, mapped) + added
         log_kernel = ((log_kernel + log_kernel.transpose(-1, -2)) / 2).masked_fill(~pairs, -torch.inf)
         log_sum = torch.logsumexp(log_kernel, -1, keepdim=True).masked_fill(~visible.unsqueeze(-1), 0.0)
         if form.kernel_sum:
@@ -210,7 +236,7 @@ def _with_kernel(
         log_k = log_kernel - log_h.unsqueeze(-1) - log_h.unsqueeze(-2)
         signs = sign.unsqueeze(-1) * sign.unsqueeze(-2)
     else:
-        kernel = primal.features.kernel(mapped, mapped, parameters).masked_fill(~pairs, 0.0)
+        kernel = (primal.features.kernel(mapped, mapped, parameters) * added.exp()).masked_fill(~pairs, 0.0)
         h = primal.normalizer.h(mapped, kernel.sum(-1, keepdim=True)).squeeze(-1)
         log_h, sign = h.abs().log().masked_fill(~visible, 0.0), h.sign()
         log_k = kernel.abs().log() - log_h.unsqueeze(-1) - log_h.unsqueeze(-2)
@@ -219,4 +245,6 @@ def _with_kernel(
     log_scale = torch.where(largest.isfinite(), largest, 0.0)
     scaled = signs * (log_k - log_scale[..., None, None]).exp()
     targets = targets.where(visible.unsqueeze(-1), 0.0)
-    return Design(primal, keys, targets, seen, visible, scaled, log_scale, log_h, sign, owner, shares, parameters)
+    return Design(
+        primal, keys, places, targets, seen, visible, scaled, log_scale, log_h, sign, owner, shares, parameters
+    )

@@ -15,7 +15,7 @@ from ..dual import form_of
 from ..kernels.buffers import side_by_side
 from ..models import SequenceConfig, SeriesConfig
 from ..ops import attention
-from ..primal import InputMap, Moments, PointMap, Primal, TokenMap
+from ..primal import InputMap, Moments, PointMap, PositionMap, Primal, TokenMap
 from .stacked import Stacked
 
 
@@ -130,9 +130,9 @@ def _ahead(primal: Primal) -> tuple[InputMap, ...]:
 
 
 def _mapped(map_: InputMap, x: Tensor, own: dict[str, Tensor], padding: Tensor | None) -> Tensor:
-    """An input map with each member's own tensors; maps of the sequence find zeros at hidden tokens."""
+    """An input map with each member's own tensors; maps that mix tokens find zeros at hidden ones."""
     if isinstance(map_, TokenMap):
-        if padding is not None:
+        if padding is not None and not isinstance(map_, PositionMap):
             x = x.masked_fill(padding[:, :, None, :, None], 0.0)
         return torch.vmap(map_.tokens)(x, own)
     assert isinstance(map_, PointMap)
