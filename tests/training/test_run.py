@@ -42,7 +42,7 @@ TESTS = Path(__file__).parents[1]
 
 def same(record: Record) -> dict:
     """What must not depend on when and where a run ran."""
-    return {k: v for k, v in record.to_dict().items() if k not in ("seconds", "peak_bytes", "environment")}
+    return {k: v for k, v in record.to_dict().items() if k not in ("seconds", "peak_bytes", "environment", "speed")}
 
 
 @pytest.fixture
@@ -209,6 +209,7 @@ def test_a_record_says_what_was_run_and_what_came_of_it(tmp_path):
     assert Recipe.from_dict(written["recipe"]) == recipe and written["mechanism"] == mechanism("bn").to_dict()
     assert written["data"]["hash"] == data.hash and written["seed"] == 4 and written["members"] == [4]
     assert written["environment"]["torch"] == torch.__version__ and written["seconds"] > 0 and written["peak_bytes"] > 0
+    assert 0 < written["speed"]["seconds_per_step"] < written["seconds"]
     tests = written["history"]["test"]
     assert written["history"]["epoch"] == [1, 2, 3] and written["metric"] == "accuracy"
     assert written["best"] == {"epoch": tests.index(max(tests)) + 1, "value": max(tests)}

@@ -33,22 +33,29 @@ OPTIONS: dict[str, Any] = {
 }
 """Of every mechanism; those that a mechanism does not have are errors where they are given."""
 
+INSTEAD = {"size": "kernel_size"}
+"""What an option is called in a command that has one of its name."""
+
 _PATTERNS = {"strided": Strided, "fixed": Fixed, "window": Window}
 
 
 def with_mechanism_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameter `settings` is all of `OPTIONS`, which it gets as one dictionary."""
     signature = inspect.signature(command, eval_str=True)
+    names = {option: INSTEAD[option] if option in signature.parameters else option for option in OPTIONS}
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.name == "settings":
             named = inspect.Parameter.KEYWORD_ONLY
-            parameters += (inspect.Parameter(o, named, default=None, annotation=kind) for o, kind in OPTIONS.items())
+            parameters += (
+                inspect.Parameter(names[option], named, default=None, annotation=kind)
+                for option, kind in OPTIONS.items()
+            )
         else:
             parameters.append(parameter)
 
     def called(**given: Any) -> None:
-        command(settings={name: given.pop(name) for name in OPTIONS}, **given)
+        command(settings={option: given.pop(name) for option, name in names.items()}, **given)
 
     called.__name__, called.__doc__ = command.__name__, command.__doc__
     called.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}

@@ -16,12 +16,14 @@ from .series import SeriesTask
 from .series_recipe import in_minutes, series_recipe
 from .store import Store
 from .task import Metric, Task
+from .text import TextTask
+from .text_recipe import text_recipe
 from .tuning import Tuned, tune
 from .watch import csv_log, log_lines, progress_bar, tensorboard
 
 __all__ = [
     "Augmentation", "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "ModernModel",
     "ModernRecipe", "OneCycle", "PatternTask", "Progress", "Recipe", "Record", "RecordError", "Schedule", "Score",
-    "SequenceTask", "SeriesTask", "Store", "Task", "Training", "Tuned", "Watch", "check", "csv_log", "fit",
-    "in_minutes", "key", "log_lines", "progress_bar", "series_recipe", "tensorboard", "train", "tune",
+    "SequenceTask", "SeriesTask", "Store", "Task", "TextTask", "Training", "Tuned", "Watch", "check", "csv_log", "fit",
+    "in_minutes", "key", "log_lines", "progress_bar", "series_recipe", "tensorboard", "text_recipe", "train", "tune",
 ]  # fmt: skip

@@ -43,6 +43,9 @@ def _misplaced(training: Training, about: dict[str, Any]) -> str | None:
     seconds, batches, end = about["seconds"], len(training.ensemble.batches), training.recipe.end
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
         return f"damaged: seconds are {seconds!r}"
+    paces = about["paces"]
+    if not isinstance(paces, list) or not all(type(x) in (int, float) and 0 <= x < math.inf for x in paces):
+        return f"damaged: paces are {paces!r}"
     at = about["epoch"] - 1 if training.recipe.unit == "epoch" else about["step"]
     if about["batch"] >= batches or about["step"] != (about["epoch"] - 1) * batches + about["batch"] or at > end:
         return f"damaged: epoch {about['epoch']}, batch {about['batch']}, step {about['step']} of {batches} an epoch"

@@ -50,6 +50,7 @@ class Record:
         more_is_better: of the metric.
         steps: of the optimiser, in all; None where it was not recorded.
         task: what else a task says of itself.
+        speed: seconds of a step of all members together, in the median, and what the task says of it.
     """
 
     key: str
@@ -69,6 +70,7 @@ class Record:
     more_is_better: bool = True
     steps: int | None = None
     task: dict[str, Any] = field(default_factory=dict)
+    speed: dict[str, float] = field(default_factory=dict)
 
     @property
     def unit(self) -> str:
@@ -147,7 +149,7 @@ class Record:
         return cls(**given | later)
 
 
-_LATER = ("more_is_better", "steps", "task")
+_LATER = ("more_is_better", "steps", "task", "speed")
 
 
 def key(task: Task, recipe: Recipe, *seeds: int) -> str:

@@ -39,6 +39,8 @@ def problem(record: Record, data: dict[str, Any]) -> str | None:
         return "the notes on the data are no sentences"
     if not all(type(seed) is int for seed in record.members) or record.seed not in record.members or record.seed < 0:
         return f"seed {record.seed} is not one of the members {record.members!r}"[:100]
+    if not all(_is_number(x) for x in record.speed.values()):
+        return f"the speed is {record.speed!r}"[:100]
     if not 0 <= record.seconds < math.inf:
         return f"seconds are {record.seconds!r}"
     return _stated(record) or _history(record) or _scores(record, data)
@@ -49,7 +51,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "key": (str,), "version": (int,), "data": (dict,), "mechanism": (dict, _NOT_GIVEN), "recipe": (dict,),
     "seed": (int,), "members": (list,), "metric": (str,), "history": (dict,), "failure": (str, _NOT_GIVEN),
     "parameters": (int,), "seconds": (int, float), "peak_bytes": (int, _NOT_GIVEN), "environment": (dict,),
-    "more_is_better": (bool,), "steps": (int, _NOT_GIVEN), "task": (dict,),
+    "more_is_better": (bool,), "steps": (int, _NOT_GIVEN), "task": (dict,), "speed": (dict,),
 }  # fmt: skip
 
 

@@ -185,7 +185,16 @@ class _Group:
             list(training.seeds), task.metric.name, training.history[member], training.failures[member],
             training.ensemble.weights.count, round(training.seconds, 3), _peak(self.device), environment(self.device),
             task.metric.more_is_better, training.step, dict(task.about),
+            self._speed(training),
         )  # fmt: skip
+
+    def _speed(self, training: Training) -> dict[str, float]:
+        step = training.seconds_per_step
+        if not step:
+            return {}
+        cases = min(self.recipe.batch_size, len(training.ensemble.train)) * len(training.seeds)
+        found = {"seconds_per_step": step} | self.task.speed(cases / step)
+        return {name: float(f"{value:.4g}") for name, value in found.items()}
 
 
 def _save(path: Path, training: Training) -> None:

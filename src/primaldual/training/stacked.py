@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,13 @@ class Stacked:
     def named(self, matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
         """A tensor […, count], such as the gradient, as views by the name of the parameter."""
         return self._split(list(self._shapes), matrix)
+
+    def columns(self, wanted: Callable[[str, torch.Size], bool]) -> Tensor:
+        """[columns], boolean: those of the parameters that are wanted, by name and shape."""
+        found = torch.zeros(self.matrix.shape[1], dtype=torch.bool)
+        for name, view in self.named(found):
+            view.fill_(wanted(name, self._shapes[name]))
+        return found.to(self.matrix.device)
 
     def _split(self, names: list[str], part: Tensor) -> Iterator[tuple[str, Tensor]]:
         columns = part.detach().split([_columns(self._shapes[name]) for name in names], -1) if names else ()

@@ -125,6 +125,14 @@ class Task(ABC):
 
         return InTurn(self, weights)
 
+    def decays(self, name: str, shape: torch.Size) -> bool:
+        """Whether a recipe's weight decay is for this parameter, too."""
+        return True
+
+    def speed(self, cases_per_second: float) -> dict[str, float]:
+        """What a record says of the speed of the training beside the time of a step, such as words per second."""
+        return {}
+
     def deliver(self, model: nn.Module) -> nn.Module:
         """A trained model as its user gets it."""
         return model
