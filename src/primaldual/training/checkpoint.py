@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .loop import Training
 
 
+LARGEST = 1 << 53
+"""Counts beyond it are no counts, and no numbers of a tensor."""
+
+
 def refusal(training: Training, tensors: dict[str, Tensor], about: dict[str, Any]) -> str | None:
     """Why a training, at its start, cannot go on from these; None where it can."""
     own, state = training.state()
@@ -38,7 +42,7 @@ def among(seeds: Any, wanted: Sequence[int]) -> bool:
 def _misplaced(training: Training, about: dict[str, Any]) -> str | None:
     """Where it says that it stands, if no training stands there."""
     for name in ("epoch", "batch", "step", "evaluated", "seen"):
-        if type(about[name]) is not int or about[name] < (name == "epoch"):
+        if type(about[name]) is not int or not (name == "epoch") <= about[name] < LARGEST:
             return f"damaged: {name} is {about[name]!r}"
     seconds, batches, end = about["seconds"], len(training.ensemble.batches), training.recipe.end
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
