@@ -12,6 +12,7 @@ from data.sequences.files import REVIEWS, imdb, pairs
 from primaldual.cli import app
 from primaldual.data.sequences import known, listops
 from primaldual.data.sequences.catalogue import Generator
+from primaldual.data.text import loading as text
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Generator(listops, {"brackets": False, "sizes": (3, 2, 2)})
     monkeypatch.setitem(known(), "lra-listops", replace(known()["lra-listops"], cases=(3, 2, 2), made=made))
     monkeypatch.setitem(known(), "lra-text", replace(known()["lra-text"], cases=(3, 2, 2)))
+    monkeypatch.setitem(text.KNOWN, "text-imdb", (2, 1, 2))
 
 
 def row(result: Result, name: str) -> list[str]:
@@ -64,7 +66,7 @@ def test_all_prepares_what_is_in_the_data_directory_and_generates_nothing(call, 
     result = call("prepare", "--all", "--data-dir", directory)
     assert result.exit_code == 0, result.output
     assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("ok")] == [
-        "Toy:", "lra-text:", "lra-retrieval-manpages:",
+        "Toy:", "lra-text:", "lra-retrieval-manpages:", "text-imdb:",
     ]  # fmt: skip
     assert "2 + 1 + 2 pairs of sequences" in result.stdout
 

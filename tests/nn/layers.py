@@ -12,10 +12,15 @@ from primaldual.primal import (
     DepthwiseConv1d,
     EluPlusOne,
     Fixed,
+    Forget,
+    Gated,
+    KernelSum,
     Pooled,
     RandomFeatures,
     Recenter,
     RmsNorm,
+    Rotary,
+    Scale,
     Strided,
     Taylor,
     Unit,
@@ -42,10 +47,22 @@ LAYERS = NAMED | {
     "clustered": mechanism("sh", scales=(2, 1, 2, 3), how="kmeans"),
     "convolved and pooled": Primal(inputs=(DepthwiseConv1d(4),), training_set=Pooled((2, 1, 2, 1))),
     "causal convolution": mechanism("conv1d", size=3, causal=True),
+    "convolution of each channel, pooled": Primal(
+        inputs=(DepthwiseConv1d(4, channels="each"),), training_set=Pooled((2, 1, 2, 1))
+    ),
+    "temperature": Primal(inputs=(RmsNorm(), Scale(1.5, learnable=True)), training_set=Pooled((2, 1, 2, 1))),
+    "one temperature": Primal(inputs=(Scale(1.5, learnable=True, per_head=False),), training_set=Pooled((2, 1, 2, 1))),
+    "rotary": mechanism("bn+sh", rotary=Rotary(7.0), scales=(2, 1, 2, 1)),
+    "convolved, rotated, normalised": Primal(inputs=(DepthwiseConv1d(3, causal=True), Rotary(7.0, 0.5), RmsNorm())),
     "normalised, then recentred": Primal(inputs=(RmsNorm(), Recenter(0.5, learnable=True))),
     "taylor": mechanism("linear", features=Taylor(2)),
     "random features": mechanism("linear-sh", features=RandomFeatures(12), scales=(2, 1, 2, 1)),
     "unit": Primal(EluPlusOne(), Unit()),
+    "gates of heads": mechanism("gate+sh", per="head", scales=(2, 1, 2, 1)),
+    "a sink and gates": Primal(normalizer=Gated(KernelSum("learned"), "channel"), inputs=(Recenter(0.5),)),
+    "decays and gates": Primal(
+        normalizer=Gated(per="channel"), weights=Forget(), training_set=Pooled((2, 1, 2, 1)), inputs=(RmsNorm(),)
+    ),
     "bias": Primal(inputs=(BatchNorm(),), bias=True),
     "residual": Primal(training_set=Pooled((1, 2, 2, 1)), residual=True, bias=True),
 }

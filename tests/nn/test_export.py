@@ -5,15 +5,20 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from primaldual import MultiheadAttention, mechanism
+from primaldual import MultiheadAttention, Primal, mechanism
 from primaldual.kernels.launching import exporting
-from primaldual.primal import Strided
+from primaldual.primal import DepthwiseConv1d, Laplace, Pooled, RmsNorm, Rotary, Scale, Strided
 
 E, H = 16, 4
 MECHANISMS = {name: mechanism(name) for name in ("softmax", "bn", "sh", "bn+sh", "conv1d", "linear", "linear-bn")}
 MECHANISMS |= {
     "full bn+sh": mechanism("bn+sh", full=True),
     "linear-sh": mechanism("linear-sh"),
+    "positions and a temperature": Primal(
+        Laplace(),
+        inputs=(DepthwiseConv1d(3, True, "each"), Rotary(), RmsNorm(), Scale(learnable=True)),
+        training_set=Pooled(),
+    ),
     "sparse": mechanism("sparse", pattern=Strided(32)),
     "sparse-bn+sh": mechanism("sparse-bn+sh", pattern=Strided(32)),
 }

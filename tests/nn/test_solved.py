@@ -26,6 +26,9 @@ MECHANISMS = {
     "linear-bn+sh": mechanism("linear-bn+sh", learnable=True),
     "qk-norm": "qk-norm",
     "conv1d": mechanism("conv1d", size=3),
+    "conv1d of each channel": mechanism("conv1d", size=3, channels="each"),
+    "rotary, tempered": mechanism("qk-norm", temperature=True, rotary=True),
+    "alibi+sh": "alibi+sh",
     "conv pooled": mechanism("sh", how="conv"),
     "unit": Primal(Exponential(), Unit()),
     "bias, residual": Primal(bias=True, residual=True),
@@ -86,7 +89,7 @@ def test_epsilon_insensitive_output_is_the_prediction_of_a_fit(primal):
         scale = design(layer.primal, keys, targets, PADDING, None, False, parameters).log_scale
         given = {"C": layer.C * (-scale).exp(), "epsilon": layer.epsilon, "key_padding_mask": PADDING}
         solved = fit(layer.primal, keys, targets, **given, parameters=parameters, tol=1e-12)
-        if layer.primal.token_maps:
+        if layer.primal.mixing_maps:
             queries = queries.masked_fill(PADDING[:, None, :, None], 0.0)
         heads = heads_of(layer, x, PADDING)
         torch.testing.assert_close(heads, solved.predict(queries), rtol=1e-6, atol=1e-6)

@@ -11,7 +11,7 @@ from primaldual import MultiheadAttention, Primal, attention, mechanism
 from primaldual.dual.form import places_of
 from primaldual.ops import UnsupportedError, places, plan
 from primaldual.primal import DepthwiseConv1d, Fixed, Pooled, TokenMap
-from support.battery import FAST, HEADS, PRIMALS, parameters
+from support.battery import FAST, HEADS, PRIMALS, Case, parameters
 
 LENGTHS, WIDTH = (7, 4, 12), 12  # rows hold so many tokens, of so many
 EXACT = 1e-10
@@ -32,7 +32,9 @@ def alone(primal: Primal, learned: dict, causal: bool, **options: object) -> lis
     found = []
     for row, length in enumerate(LENGTHS):
         qkv = [x[row : row + 1, :, WIDTH - length :].clone().requires_grad_() for x in rows()[0]]
-        out = attention(*qkv, primal, impl="reference", is_causal=causal, parameters=learned, **options)
+        made = primal.made(HEADS, 5)
+        own = {n: x[row : row + 1, :, WIDTH - length :] if n in made else x for n, x in learned.items()}
+        out = attention(*qkv, primal, impl="reference", is_causal=causal, parameters=own, **options)
         found.append((out, *torch.autograd.grad(out.square().sum(), qkv)))
     return found
 
@@ -43,7 +45,7 @@ def test_a_sequence_alone_and_in_a_left_padded_batch_give_the_same(name: str, ca
     primal = PRIMALS[name]
     if (causal and primal.causal_refusal(HEADS)) or name == "sparse-by-length":  # whose stride depends on padding
         return
-    learned = parameters(primal)
+    learned = parameters(primal, Case(WIDTH, WIDTH), batch=3)
     expected = alone(primal, learned, causal)
     qkv, hidden = rows()
     for impl in ("reference", *FAST):

@@ -14,7 +14,7 @@ from support.battery import HEADS, PRIMALS
 CAUSAL = [
     name
     for name, primal in PRIMALS.items()
-    if not (primal.token_maps or primal.causal_refusal(HEADS) or "unit" in name)
+    if not (primal.mixing_maps or primal.causal_refusal(HEADS) or "unit" in name)
 ]
 
 

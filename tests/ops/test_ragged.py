@@ -42,9 +42,10 @@ TAKEN = [
     for name, primal in PRIMALS.items()
     if isinstance(primal.features, Exponential)
     and isinstance(primal.normalizer, KernelSum)
+    and primal.weights is None
     and not isinstance(primal.training_set, Sparse)
 ]
-NOT_CAUSAL = ("sh-prefix", "bn-then-rms", "bn-full", "bn-full+sh")  # refused: see the errors below
+NOT_CAUSAL = ("sh-prefix", "sink-one", "bn-then-rms", "bn-full", "bn-full+sh")  # refused: see the errors below
 CAUSAL = [name for name in TAKEN if not PRIMALS[name].causal_refusal(HEADS) and name not in NOT_CAUSAL]
 UNSORTED = mechanism("bn+sh", learnable=True, scales=(4, 1, 2, 1))
 TWO = mechanism("bn+sh", scales=(2, 1))
@@ -128,6 +129,28 @@ def test_odd_lengths_and_dimensions(shape: tuple, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scales", [(1, 1), (4, 1)], ids=str)
 def test_a_causal_sequence_of_several_blocks(scales: tuple, dtype: torch.dtype) -> None:
     check(mechanism("sh", scales=scales), (129, 129, 16, 16), dtype, heads=2, is_causal=True)
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("scales", "shape"),
+    [((1, 2, 4, 8), (37, 37, 16, 8)), ((16, 2, 2, 8), (70, 75, 8, 16)), ((1, 1, 8, 1), (5, 5, 16, 16)),
+     ((1, 2, 3, 1), (37, 37, 16, 16)), ((2, 4, 1, 1), (20, 17, 16, 16))],
+    ids=["all in one", "keys beyond the queries", "few tokens", "windows across blocks", "queries beyond the keys"],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+def test_causal_heads_see_complete_windows_and_the_running_one(scales: tuple, shape: tuple, dtype: torch.dtype) -> None:
+    check(mechanism("sh", scales=scales), shape, dtype, heads=4, is_causal=True)
+
+
+@on_cpu
+def test_causal_scaled_heads_are_one_launch_forward_and_one_that_pools() -> None:
+    with adding_up(0) as launched:
+        q, k, v = (x.requires_grad_() for x in tensors((40, 40, 16, 16)))
+        out = attention(q, k, v, mechanism("sh", scales=(1, 2, 4, 8)), is_causal=True, impl="ragged")
+        assert launched == ["pool", "forward"]
+        torch.autograd.grad(out.sum(), (q, k, v))
+    assert launched == ["pool", "forward", "delta", "backward"]
 
 
 @on_cpu
@@ -258,9 +281,10 @@ def test_the_log_sum_exp_of_nothing_is_minus_infinity() -> None:
         (mechanism("sh", scales=(3, 1, 1, 2)), 0.6, {"batch": 2}),
         (PRIMALS["softmax"], 0.3, {"is_causal": True}),
         (UNSORTED, 0.3, {"is_causal": True}),
+        (mechanism("sh", scales=(4, 1, 2, 8)), 0.3, {"is_causal": True}),
         (UNSORTED, 0.3, {"mask": "bias"}),
     ],
-    ids=["bn+sh", "sh", "causal", "bn+sh causal", "bn+sh bias"],
+    ids=["bn+sh", "sh", "causal", "bn+sh causal", "sh causal", "bn+sh bias"],
 )
 def test_dropout_drops_what_the_hash_says(primal: Primal, p: float, others: dict) -> None:
     with replayed(primal, 4, -123456789, others.get("is_causal", False)):
@@ -484,11 +508,11 @@ def test_opcheck_of_points() -> None:
     q, k, v = tensors((5, 5, 8, 4), heads=1)
     keys, values, own_k, own_v = (x.clone() for x in (k[:, :, :2].flatten(), v[:, :, :2].flatten(), k, v))
     layout, shift, bias = [0, 2, 2, 0, 16, 8, 0, 8, 4], torch.rand(1, 1, 8), torch.rand(1, 1, 2)
-    own = (own_k, own_v, torch.rand(1, 1, 5))
-    out, lse = ragged_points.points_op(q, keys, values, layout, 4, shift, bias, *own, True, 0.0, None)
-    rest = (shift, bias, *own, True, 0.0, None)
+    own, sink = (own_k, own_v, torch.rand(1, 1, 5)), torch.rand(1)
+    out, lse = ragged_points.points_op(q, keys, values, layout, 4, shift, bias, *own, True, 0.0, None, None, sink)
+    rest = (shift, bias, *own, True, 0.0, None, None, sink)
     torch.library.opcheck(ragged_points._points_backward_op, (out, q, keys, values, out, lse, layout, *rest))
-    for x in (q, keys, values, shift, own_k, own_v):
+    for x in (q, keys, values, shift, own_k, own_v, sink):
         x.requires_grad_()
     torch.library.opcheck(ragged_points.points_op, (q, keys, values, layout, 4, *rest))
 

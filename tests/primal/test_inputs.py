@@ -49,7 +49,7 @@ def test_rms_norm_divides_each_token_by_its_own_size():
 @pytest.mark.parametrize("map_", [Recenter(0.5, learnable=True), BatchNorm(beta=0.5, learnable=True)], ids=repr)
 def test_a_learnable_beta_is_one_number_per_head_that_starts_at_beta(map_):
     assert torch.equal(map_.learned(3, 8)["beta"], torch.full((3,), 0.5))
-    assert "beta" in map_.per_head
+    assert "beta" in map_.by_head
     x, keys = tokens(4), tokens()
     beta = torch.tensor([0.2, 3.0], dtype=torch.float64)
     learned = map_.apply(x, moments_of(keys), {"beta": beta})
@@ -65,7 +65,7 @@ def test_a_fixed_beta_learns_nothing(map_):
 
 def test_rms_norm_learns_one_gain_for_all_heads_starting_at_one():
     assert torch.equal(RmsNorm().learned(3, 8)["gain"], torch.ones(8))
-    assert RmsNorm().per_head == ()
+    assert RmsNorm().by_head == ()
 
 
 @pytest.mark.parametrize("map_", [Recenter(0.3), BatchNorm(), RmsNorm()], ids=repr)
@@ -130,6 +130,24 @@ def test_a_1d_convolution_is_torchs_with_one_kernel_for_all_channels(size, causa
     channels = pad(x.flatten(0, 1).transpose(1, 2), (left, size - 1 - left))
     expected = conv1d(channels, kernel.expand(3, 1, -1), groups=3).transpose(1, 2).unflatten(0, (2, 2))
     torch.testing.assert_close(DepthwiseConv1d(size, causal).tokens(x, {"conv_kernel": kernel}), expected, **TIGHT)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["centred", "causal"])
+def test_a_kernel_for_each_channel_is_torchs_depthwise_convolution(causal):
+    map_, x = DepthwiseConv1d(4, causal, channels="each"), tokens()
+    assert torch.equal(map_.tokens(x, {}), x) and torch.equal(map_.tokens(x, map_.learned(2, 3)), x)
+    kernel = torch.randn(2, 3, 4, dtype=torch.float64)
+    left = 3 if causal else 1
+    for head in range(2):
+        channels = pad(x[:, head].mT, (left, 3 - left))
+        expected = conv1d(channels, kernel[head][:, None], groups=3).mT
+        torch.testing.assert_close(map_.tokens(x, {"conv_kernel": kernel})[:, head], expected, **TIGHT)
+
+
+def test_kernels_are_for_one_or_each():
+    assert DepthwiseConv1d(channels="each").by_head == ("conv_kernel",) and not DepthwiseConv1d().by_head
+    with pytest.raises(ValueError, match="DepthwiseConv1d: channels must be one of one, each; got 'all'"):
+        DepthwiseConv1d(channels="all")
 
 
 def test_a_causal_convolution_does_not_look_ahead():

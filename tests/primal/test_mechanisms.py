@@ -14,10 +14,17 @@ from primaldual.primal import (
     EluPlusOne,
     Exponential,
     Fixed,
+    Forget,
+    Gated,
+    Gaussian,
     KernelSum,
+    Laplace,
+    Polynomial,
     Pooled,
     Recenter,
     RmsNorm,
+    Rotary,
+    Scale,
     Sparse,
     Strided,
     Taylor,
@@ -42,12 +49,21 @@ STATED = {
     "sparse-sh": Primal(training_set=Sparse(Strided(), Pooled())),
     "sparse-bn+sh": Primal(inputs=(Recenter(1.0),), training_set=Sparse(Strided(), Pooled())),
     "qk-norm": Primal(inputs=(RmsNorm(),)),
+    "alibi": Primal(Laplace()),
+    "alibi+sh": Primal(Laplace(), training_set=Pooled()),
+    "sink": Primal(normalizer=KernelSum("learned")),
+    "gate": Primal(normalizer=Gated(per="channel")),
+    "gate+sh": Primal(normalizer=Gated(per="channel"), training_set=Pooled()),
+    "forget": Primal(weights=Forget()),
+    "forget+sh": Primal(training_set=Pooled(), weights=Forget()),
+    "gaussian": Primal(Gaussian()),
+    "polynomial": Primal(Polynomial()),
 }
 
 
-def test_every_name_of_the_paper_and_its_rival_is_there():
+def test_every_name_is_there():
     assert set(mechanisms()) == set(STATED)
-    assert len(mechanisms()) == 15
+    assert len(mechanisms()) == len(STATED)
 
 
 @pytest.mark.parametrize("name", mechanisms())
@@ -79,6 +95,7 @@ def test_the_primal_without_arguments_is_softmax_attention():
         ("sh", {"scales": (1, 4), "how": "max", "prefix": 1}, Primal(training_set=Pooled((1, 4), "max", 1))),
         ("sh", {"scales": [1, 4], "grid": (4, 4)}, Primal(training_set=Pooled((1, 4), grid=(4, 4)))),
         ("conv1d", {"size": 3, "causal": True}, Primal(inputs=(DepthwiseConv1d(3, causal=True),))),
+        ("conv1d", {"channels": "each"}, Primal(inputs=(DepthwiseConv1d(5, channels="each"),))),
         ("conv2d", {"size": 3, "grid": (2, 5), "prefix": 1}, Primal(inputs=(DepthwiseConv2d((3, 3), (2, 5), 1),))),
         ("linear", {"features": Taylor(2)}, Primal(Taylor(2))),
         ("sparse", {"pattern": "fixed"}, Primal(training_set=Sparse(Fixed()))),
@@ -86,6 +103,20 @@ def test_the_primal_without_arguments_is_softmax_attention():
         ("sparse", {"stride": "sqrt"}, Primal(training_set=Sparse(Strided(None)))),
         ("sparse", {"pattern": Window(7)}, Primal(training_set=Sparse(Window(7)))),
         ("qk-norm", {"eps": 1e-3}, Primal(inputs=(RmsNorm(1e-3),))),
+        ("sink", {"sink": 1}, Primal(normalizer=KernelSum(1))),
+        ("gaussian", {"bandwidth": 0.5}, Primal(Gaussian(0.5))),
+        ("polynomial", {"degree": 4, "constant": 0.0}, Primal(Polynomial(4, 0.0))),
+        ("gate+sh", {"per": "head", "scales": (1, 2)}, Primal(normalizer=Gated(), training_set=Pooled((1, 2)))),
+        ("qk-norm", {"temperature": True}, Primal(inputs=(RmsNorm(), Scale(learnable=True)))),
+        (
+            "alibi+sh",
+            {"slopes": (0.5, 0.1), "scales": (1, 2)},
+            Primal(Laplace((0.5, 0.1)), training_set=Pooled((1, 2))),
+        ),
+        ("softmax", {"rotary": True}, Primal(inputs=(Rotary(),))),
+        ("softmax", {"rotary": False}, Primal()),
+        ("bn+sh", {"rotary": Rotary(500.0)}, Primal(inputs=(Rotary(500.0), Recenter(1.0)), training_set=Pooled())),
+        ("conv1d", {"rotary": True, "causal": True}, Primal(inputs=(DepthwiseConv1d(5, causal=True), Rotary()))),
         (
             "sparse-bn+sh",
             {"beta": 0.2, "scales": (2,), "pattern": "window"},
@@ -121,30 +152,30 @@ def test_an_unknown_name_is_an_error_that_offers_the_nearest(given, nearest):
 
 @pytest.mark.parametrize("given", ["BN", "bn_sh", "SH-BN"])
 def test_the_same_words_written_differently_are_the_one_suggestion(given):
-    with pytest.raises(ValueError, match=r"did you mean '[bnsh+]+'\? There are: softmax, bn, sh, .*qk-norm$"):
+    with pytest.raises(ValueError, match=r"did you mean '[bnsh+]+'\? There are: softmax, bn, sh, .*qk-norm, .*"):
         mechanism(given)
 
 
 def test_an_unknown_name_near_nothing_is_an_error_that_lists_all():
-    with pytest.raises(ValueError, match=r"unknown mechanism 'zzz'\. There are: softmax, bn, sh, .*qk-norm$"):
+    with pytest.raises(ValueError, match=r"unknown mechanism 'zzz'\. There are: softmax, bn, sh, .*qk-norm, .*"):
         mechanism("zzz")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("softmax", {"beta": 1.0}, "'softmax' has no option 'beta'. It takes none$"),
+        ("softmax", {"beta": 1.0}, "'softmax' has no option 'beta'. It takes: rotary$"),
         (
             "bn",
             {"betta": 0.5},
-            "'bn' has no option 'betta'; did you mean 'beta'. It takes: beta, learnable, full, eps$",
+            "'bn' has no option 'betta'; did you mean 'beta'. It takes: beta, learnable, full, eps, rotary$",
         ),
-        ("bn", {"scales": (1,)}, "'bn' has no option 'scales'. It takes: beta, learnable, full, eps$"),
+        ("bn", {"scales": (1,)}, "'bn' has no option 'scales'. It takes: beta, learnable, full, eps, rotary$"),
         ("bn", {"eps": 1e-5}, "eps is added to the variance, which only full=True divides by"),
         (
             "sh",
             {"scale": (1,), "window": 2},
-            "'sh' has no option 'scale'; did you mean 'scales'. It takes: scales, how, prefix, grid$",
+            "'sh' has no option 'scale'; did you mean 'scales'. It takes: scales, how, prefix, grid, rotary$",
         ),
         ("linear", {"features": Exponential()}, "features must be a finite feature map, got Exponential"),
         ("linear", {"features": "elu"}, "features must be a finite feature map, got 'elu'"),
@@ -153,6 +184,7 @@ def test_an_unknown_name_near_nothing_is_an_error_that_lists_all():
         ("sparse", {"stride": 0}, "stride must be an integer of at least 1, got 0"),
         ("sparse", {"pattern": "window", "stride": 4}, "stride goes with pattern='strided'.*Window"),
         ("bn", {"beta": float("nan")}, "beta must be a finite number"),
+        ("sh", {"rotary": 10000.0}, "rotary must be True, False or a Rotary, such as Rotary.*got 10000.0"),
     ],
     ids=lambda x: x if isinstance(x, str) else ",".join(x),
 )

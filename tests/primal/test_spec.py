@@ -21,15 +21,23 @@ from primaldual.primal import (
     Exponential,
     FeatureMap,
     Fixed,
+    Forget,
+    Gated,
+    Gaussian,
     KernelSum,
+    Laplace,
     Normalizer,
     Pattern,
     PointMap,
     Points,
+    Polynomial,
     Pooled,
+    PositionMap,
     RandomFeatures,
     Recenter,
     RmsNorm,
+    Rotary,
+    Scale,
     Sparse,
     Spec,
     Strided,
@@ -46,13 +54,25 @@ PARTS = [
     Taylor(3),
     EluPlusOne(),
     RandomFeatures(16, seed=7),
+    Laplace(),
+    Laplace((0.5, 0.25)),
     KernelSum(),
+    KernelSum(1),
+    KernelSum("learned"),
+    Gated(),
+    Gated(KernelSum("learned"), "channel"),
     Unit(),
+    Gaussian(0.5),
+    Polynomial(3, 0.0),
+    Forget(),
     Recenter(0.3),
     Recenter(0.3, learnable=True),
     BatchNorm(1e-3, 0.5, True),
     RmsNorm(1e-4),
+    Scale(2.0, learnable=True, per_head=False),
+    Rotary(500.0, fraction=0.5),
     DepthwiseConv1d(4, causal=True),
+    DepthwiseConv1d(4, channels="each"),
     DepthwiseConv2d((3, 2), grid=(4, 5), prefix=1),
     AllKeys(),
     Pooled(),
@@ -99,7 +119,7 @@ class SpreadByMean(PointMap):
 
 @dataclass(frozen=True)
 class ShiftByLearned(PointMap):
-    per_head: ClassVar = ("offset",)
+    by_head: ClassVar = ("offset",)
     needs: ClassVar = "mean"
     scale: float = 3.0
 
@@ -181,7 +201,7 @@ def test_a_mechanism_comes_back_from_json_as_it_was(name):
             st.builds(Taylor, st.integers(0, 5)),
             st.builds(RandomFeatures, st.integers(1, 99), st.integers(0, 2**31)),
         ),
-        normalizer=st.sampled_from([KernelSum(), Unit()]),
+        normalizer=st.sampled_from([KernelSum(), KernelSum(0.5), Gated(KernelSum("learned")), Unit()]),
         inputs=st.one_of(
             st.just(()),
             st.tuples(st.builds(Recenter, st.floats(-10, 10), st.booleans())),
@@ -228,6 +248,11 @@ def test_every_part_says_what_it_is_in_one_line(spec):
 def test_a_part_with_nothing_to_say_is_its_name_at_the_point():
     assert ShiftedSquare(0.25).text("q") == "ShiftedSquare(q)"
     assert ShiftedSquare(0.25).latex("q") == r"\mathrm{ShiftedSquare}(q)"
+
+
+def test_what_a_part_was_given_since_is_recorded_where_it_is_used():
+    assert DepthwiseConv1d(4).to_dict() == {"kind": "DepthwiseConv1d", "size": 4, "causal": False}
+    assert DepthwiseConv1d(4, channels="each").to_dict()["channels"] == "each"
 
 
 @pytest.mark.parametrize("primal", OWN.values(), ids=OWN)
@@ -319,9 +344,10 @@ def test_a_users_own_training_set_has_no_causal_form_until_it_says_so():
         (Normalizer, lambda s: s.h(torch.ones(1, 1), torch.ones(1, 1))),
         (PointMap, lambda s: s.apply(torch.ones(1, 1), None, {})),
         (TokenMap, lambda s: s.tokens(torch.ones(1, 1), {})),
+        (PositionMap, lambda s: s.tokens(torch.ones(1, 1), {})),
         (Pattern, lambda s: s.allows(torch.ones(1), torch.ones(1), 1)),
     ],
-    ids=["features", "dim", "h", "apply", "tokens", "allows"],
+    ids=["features", "dim", "h", "apply", "tokens", "at", "allows"],
 )
 def test_a_base_class_names_the_method_that_is_missing(base, call):
     with pytest.raises(NotImplementedError, match=f"{base.__name__} must implement"):
@@ -378,3 +404,46 @@ def test_a_primal_that_makes_no_sense_is_refused(arguments, message):
 
 def test_inputs_may_be_given_as_a_list():
     assert Primal(inputs=[Recenter()]) == Primal(inputs=(Recenter(),))
+
+
+def nested(levels: int) -> dict:
+    data: dict = {"kind": "AllKeys"}
+    for _ in range(levels):
+        data = {"kind": "Sparse", "over": data}
+    return data
+
+
+NO_SPECS = {
+    "a kind that is no word": ({"kind": ["Primal"]}, "expected a mapping with a 'kind'"),
+    "a switch that is none": ({"kind": "Primal", "bias": "yes"}, "bias must be True or False, got 'yes'"),
+    "a switch that is a number": ({"kind": "Primal", "residual": 2**31}, "residual must be True or False"),
+    "learnable": ({"kind": "Recenter", "learnable": 1}, "learnable must be True or False"),
+    "thousands of levels": ({"kind": "Primal", "training_set": nested(5000)}, "more than 64 levels deep"),
+    "a kernel beyond memory": ({"kind": "DepthwiseConv1d", "size": 2**40}, "at most 65,536"),
+    "a square kernel beyond memory": ({"kind": "DepthwiseConv2d", "size": [2**20, 2**20]}, "at most 65,536"),
+    "features beyond memory": ({"kind": "RandomFeatures", "count": 2**40}, "at most 65,536"),
+    "windows beyond memory": ({"kind": "Pooled", "scales": [2**40], "how": "conv"}, "at most 65,536"),
+    "a number that fits nowhere": ({"kind": "Recenter", "beta": 10**400}, "bits is too large"),
+    "a list for a number": ({"kind": "Recenter", "beta": [1.0]}, "beta must be a finite number"),
+    "maps that are none": ({"kind": "Primal", "inputs": 3}, "there is no such Primal: .* inputs must be a tuple"),
+    "features that are none": ({"kind": "Primal", "features": "exp"}, "features must be a FeatureMap"),
+    "a seed that is none": ({"kind": "RandomFeatures", "count": 4, "seed": -1}, "seed must be an integer"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SPECS)
+def test_what_is_no_spec_is_a_value_error_that_says_why(name):
+    data, message = NO_SPECS[name]
+    with pytest.raises(ValueError, match=message):
+        Spec.from_dict(data)
+
+
+def test_a_degree_beyond_any_number_of_features_is_refused_at_once():
+    with pytest.raises(ValueError, match="at least"):
+        Taylor(2**60).dim(8)
+
+
+@pytest.mark.parametrize("switch", ["bias", "residual"])
+def test_switches_of_a_primal_are_true_or_false(switch):
+    with pytest.raises(ValueError, match=f"{switch} must be True or False, got 1"):
+        Primal(**{switch: 1})

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from primaldual import Primal, mechanism, mechanisms
-from primaldual.primal import Fixed, RandomFeatures, Taylor, Unit
+from primaldual.primal import Fixed, Laplace, Pooled, RandomFeatures, RmsNorm, Rotary, Scale, Taylor, Unit
 from primaldual.regression import KernelError, claims
+from primaldual.regression import drawn as problems
 from primaldual.regression.certification import Certification, Check, worst
 from primaldual.regression.claims import certify
 from primaldual.regression.drawn import draw
@@ -27,7 +28,8 @@ def test_every_mechanism_certifies_on_a_problem_with_all_kinds_of_dual_variables
     finite = mechanism(name).features.finite
     assert said["by W vs by α"] == ("ok" if finite else "skipped")
     skipped = {check.note for check in found.checks if check.status == "skipped"}
-    assert skipped == ({"α is not unique"} if finite else {"no finite Φ"})
+    few = finite and name != "polynomial"  # 45 features of 8 dimensions, for 24 points
+    assert skipped == ({"α is not unique"} if few else set() if finite else {"no finite Φ"})
     assert bool(found.queries) == ("sparse" in name)
 
 
@@ -40,6 +42,13 @@ VARIANTS = {
     "scales": mechanism("sh", scales=(1, 3, 2, 8, 5)),
     "fixed": mechanism("sparse-bn+sh", pattern=Fixed(4, 2)),
     "grid": mechanism("conv2d", grid=(3, 5), prefix=1),
+    "alibi, everything": Primal(Laplace(), inputs=(Rotary(), RmsNorm(), Scale(1.5)), training_set=Pooled(how="max")),
+    "conv1d, each channel": mechanism("conv1d", channels="each"),
+    "temperature": mechanism("qk-norm", temperature=True),
+    "scaled, finite": Primal(mechanism("linear").features, inputs=(Scale(1.5, learnable=True),)),
+    "rotary": mechanism("bn+sh", rotary=True),
+    "rotary, finite": mechanism("linear", rotary=True),
+    "rotary, sparse": mechanism("sparse", stride=3, rotary=True),
     "layer": Primal(bias=True, residual=True),
 }
 
@@ -54,23 +63,6 @@ def test_primals_without_a_name_certify_too(primal):
 def test_certifies_in_the_corners(name, given):
     found = certify(name, **given)
     assert found.ok, found.failed
-
-
-GROUPED = {
-    "bn, learned": mechanism("bn+sh", learnable=True),
-    "conv": mechanism("sh", how="conv"),
-    "linear": mechanism("linear-bn+sh"),
-    "sparse": mechanism("sparse-sh", stride=3),
-}
-
-
-@pytest.mark.parametrize("primal", GROUPED.values(), ids=GROUPED)
-def test_a_group_of_heads_asks_one_regression(primal):
-    found = certify(primal, num_kv_heads=2, length=12)
-    assert found.ok, found.failed
-    assert "2 regressions, each asked by a group of 2 heads" in found.notes
-    with pytest.raises(ValueError, match="got 4 query heads and 3 key/value heads"):
-        certify(primal, num_kv_heads=3)
 
 
 def test_conv_pooling_has_its_attention_certified_and_its_recovery_skipped():
@@ -112,7 +104,9 @@ def test_a_wrong_primal_route_fails_that_check_alone(monkeypatch):
 
 def test_a_wrong_expansion_fails_every_comparison(monkeypatch):
     right = Fit.predict
-    monkeypatch.setattr(Fit, "predict", lambda self, x, by="dual": right(self, x, by) * (1 + 1e-4 * (by == "dual")))
+    monkeypatch.setattr(
+        Fit, "predict", lambda self, x, by="dual", **at: right(self, x, by, **at) * (1 + 1e-4 * (by == "dual"))
+    )
     assert [check.name for check in certify("linear").failed] == [
         "by W vs by α", "by attention vs by α", "recovery, at keys", "recovery, at queries",
     ]  # fmt: skip
@@ -120,8 +114,8 @@ def test_a_wrong_expansion_fails_every_comparison(monkeypatch):
 
 @pytest.mark.parametrize("name", ["sh", "sparse"])
 def test_a_wrong_attention_is_found(monkeypatch, name):
-    right = claims.attention
-    monkeypatch.setattr(claims, "attention", lambda q, k, v, *rest, **given: right(q, k, v + 1e-4, *rest, **given))
+    right = problems.attention
+    monkeypatch.setattr(problems, "attention", lambda q, k, v, *rest, **given: right(q, k, v + 1e-4, *rest, **given))
     failed = {check.name for check in certify(name).failed}
     assert failed == {"by attention vs by α", "recovery, at keys", "recovery, at queries"}
 

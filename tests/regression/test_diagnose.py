@@ -18,7 +18,7 @@ from primaldual.regression.diagnosing import diagnose
 E, H, N = 16, 4, 10
 PADDING = torch.arange(N) >= torch.tensor([[N], [7], [4]])
 CAUSAL = torch.ones(N, N, dtype=torch.bool).triu(1)
-SEVERAL = ("softmax", "bn", "bn+sh", "conv1d", "linear", "sparse", "qk-norm")
+SEVERAL = ("softmax", "bn", "bn+sh", "conv1d", "linear", "sparse", "qk-norm", "alibi+sh")
 
 
 class Stack(nn.Module):

@@ -21,6 +21,8 @@ DEFINED = [
     "linear-sh",
     "linear-bn+sh",
     "qk-norm",
+    "alibi",
+    "alibi+sh",
 ]
 SPARSE = {n: mechanism(n, stride=4) for n in ("sparse", "sparse-bn", "sparse-sh", "sparse-bn+sh")}
 

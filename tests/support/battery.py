@@ -12,11 +12,20 @@ from primaldual.ops import EXECUTORS, UnsupportedError, plan
 from primaldual.primal import (
     BatchNorm,
     DepthwiseConv1d,
+    EluPlusOne,
     Fixed,
+    Forget,
+    Gated,
+    Gaussian,
+    KernelSum,
+    Laplace,
+    Polynomial,
     Pooled,
     RandomFeatures,
     Recenter,
     RmsNorm,
+    Rotary,
+    Scale,
     Sparse,
     Strided,
     Taylor,
@@ -45,9 +54,29 @@ VARIANTS: dict[str, Primal] = {
     "sh-conv": mechanism("bn+sh", how="conv"),
     "sh-kmeans": mechanism("bn+sh", how="kmeans"),
     "sh-conv1d-causal": Primal(inputs=(DepthwiseConv1d(3, causal=True),), training_set=Pooled(SCALES)),
+    "alibi-bn+sh": Primal(features=Laplace(), inputs=(Recenter(0.5),), training_set=Pooled(SCALES, prefix=2)),
+    "alibi-rms": Primal(features=Laplace(), inputs=(Rotary(7.0), RmsNorm())),
+    "alibi-unit": Primal(features=Laplace(), normalizer=Unit(), training_set=Pooled(SCALES)),
+    "alibi-sparse": Primal(features=Laplace(), training_set=Sparse(Window(3), Pooled(SCALES))),
+    "conv1d-each": mechanism("conv1d", size=3, channels="each"),
+    "rotary": mechanism("bn+sh", rotary=Rotary(7.0), scales=SCALES),  # fast enough to show at a test's lengths
+    "linear-rotary": Primal(mechanism("linear").features, inputs=(Rotary(7.0), Scale(1.5, learnable=True))),
+    "qk-norm-tempered": mechanism("qk-norm", temperature=True),
+    "scaled-sh": Primal(inputs=(Scale(1.5, learnable=True),), training_set=Pooled(SCALES)),
     "rms-then-bn": Primal(inputs=(RmsNorm(), Recenter(0.3))),
     "bn-then-rms": Primal(inputs=(Recenter(0.3), RmsNorm())),
     "unit": Primal(normalizer=Unit()),
+    "sink-one": Primal(inputs=(Recenter(0.5),), normalizer=KernelSum(1)),
+    "sink-sh": Primal(normalizer=KernelSum("learned"), training_set=Pooled(SCALES)),
+    "sink-gate": Primal(normalizer=Gated(KernelSum("learned")), features=EluPlusOne()),
+    "forget-sh": Primal(weights=Forget(), inputs=(Recenter(0.5),), training_set=Pooled(SCALES, prefix=2)),
+    "forget-linear": Primal(EluPlusOne(), Gated(), weights=Forget(), training_set=Pooled(SCALES)),
+    "forget-kmeans": Primal(weights=Forget(), training_set=Pooled(SCALES, "kmeans")),
+    "forget-gaussian": Primal(Gaussian(), weights=Forget(), training_set=Pooled(SCALES)),
+    "forget-sparse": Primal(weights=Forget(), training_set=Sparse(Strided(3))),
+    "gaussian-sh": Primal(Gaussian(0.8), inputs=(BatchNorm(),), training_set=Pooled(SCALES)),
+    "gaussian-sink": Primal(Gaussian(), KernelSum("learned")),
+    "polynomial-sh": Primal(Polynomial(3, 5.0), inputs=(RmsNorm(),), training_set=Pooled(SCALES)),
     "linear-unit": Primal(features=Taylor(2), normalizer=Unit()),
     "linear-taylor": mechanism("linear-sh", features=Taylor(2), prefix=2),
     "linear-random": mechanism("linear-bn", features=RandomFeatures(8)),
@@ -131,15 +160,26 @@ def inputs(case: Case, dtype: torch.dtype = torch.float64, rounded: torch.dtype 
 
 
 def parameters(
-    primal: Primal, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4,
-    kv_heads: int = HEADS,
+    primal: Primal, case: Case, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4,
+    batch: int = 2,
 ) -> dict:  # fmt: skip
-    """What the primal learns, moved away from its start, requiring gradients."""
+    """What the primal learns, and has for every token, moved away from its start, requiring gradients."""
     generator = torch.Generator().manual_seed(1)
     moved = {}
-    for name, start in primal.learned(HEADS, dim, kv_heads).items():
+    for name, start in primal.learned(HEADS, dim, case.kv_heads).items():
         moved[name] = start.double() + 0.3 * torch.randn(start.shape, generator=generator, dtype=torch.float64)
+    for name, part in primal.made(HEADS, dim + 1, case.kv_heads).items():
+        heads, tokens = (HEADS, case.queries) if part.of == "query" else (case.kv_heads, case.keys)
+        shape = (batch, heads, tokens, *part.start.shape[1:])
+        start = part.start.double()[:, None] + torch.randn(shape, generator=generator, dtype=torch.float64)
+        moved[name] = part.function(start)
     return {n: x.to(rounded or dtype).to(dtype).requires_grad_() for n, x in moved.items()}
+
+
+def shortened(primal: Primal, given: dict, length: int) -> dict:
+    """The same of so many first tokens."""
+    made = primal.made(HEADS, 5)
+    return {name: x[:, :, :length] if name in made else x for name, x in given.items()}
 
 
 def outputs_and_gradients(
@@ -151,7 +191,7 @@ def outputs_and_gradients(
     """
     primal = with_groups(primal, case.kv_heads)
     qkv, masks = inputs(case, dtype, rounded)
-    learned = parameters(primal, dtype, rounded, kv_heads=case.kv_heads)
+    learned = parameters(primal, case, dtype, rounded)
     given = (*qkv, primal), learned
     if impl == "reference" and case.kv_heads != HEADS:
         given = repeated(*qkv, primal, learned)
@@ -186,8 +226,12 @@ def repeated(q: Tensor, k: Tensor, v: Tensor, primal: Primal, learned: dict) -> 
         training_set = replace(training_set, over=replace(training_set.over, scales=scales))
     k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))
     primal = replace(primal, training_set=training_set)
-    many = primal.learned(HEADS, k.shape[3])
-    learned = {n: x if x.shape == many[n].shape else x.repeat_interleave(each, 0) for n, x in learned.items()}
+    many, made = primal.learned(HEADS, k.shape[3]), primal.made(HEADS, v.shape[3])
+    for name, x in learned.items():
+        if name in made and made[name].of == "key":
+            learned = learned | {name: x.repeat_interleave(each, 1)}
+        elif name in many and x.shape != many[name].shape:
+            learned = learned | {name: x.repeat_interleave(each, 0)}
     return (q, k, v, primal), learned
 
 
@@ -195,10 +239,10 @@ def exists(primal: Primal, case: Case) -> bool:
     """Whether the semantics define this case: a causal form, a mask that heads and maps take, a grid that fits."""
     if case.causal and primal.causal_refusal(case.kv_heads):
         return False
-    if (case.offset and primal.token_maps) or (case.scale is not None and not primal.features.scaled):
+    if (case.offset and primal.mixing_maps) or (case.scale is not None and not primal.features.scaled):
         return False
     per_query = case.mask.startswith("attn")
-    if per_query and (primal.token_maps or any(s > 1 for s in primal.training_set.head_scales(case.kv_heads))):
+    if per_query and (primal.mixing_maps or any(s > 1 for s in primal.training_set.head_scales(case.kv_heads))):
         return False
     squares = (1, 9, 16)
     return "Conv2d" not in repr(primal) or (case.queries in squares and case.keys in squares)

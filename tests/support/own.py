@@ -139,7 +139,7 @@ class PerHeadTilt(PointMap):
     """It takes channels as the last dimension and heads as dimension 1, and learns."""
 
     needs: ClassVar = "variance"
-    per_head: ClassVar = ("tilt",)
+    by_head: ClassVar = ("tilt",)
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         return {"tilt": torch.linspace(0.5, 1.5, heads)}

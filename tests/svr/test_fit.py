@@ -92,7 +92,9 @@ def test_without_a_bias_the_objective_is_a_generic_solver_s(name: str, n: int, f
     assert dual_objective(mine, kernel / scale, y, epsilon) == pytest.approx(expected, rel=1e-6)
 
 
-MECHANISMS = ["softmax", "bn", "sh", "bn+sh", "conv1d", "linear", "linear-bn", "linear-sh", "linear-bn+sh", "qk-norm"]
+MECHANISMS = [
+    "softmax", "bn", "sh", "bn+sh", "conv1d", "linear", "linear-bn", "linear-sh", "linear-bn+sh", "qk-norm", "alibi+sh",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])

@@ -8,7 +8,7 @@ from torch import nn
 
 from primaldual import Primal, mechanism, mechanisms
 from primaldual.models import SeriesConfig, build
-from primaldual.primal import RmsNorm
+from primaldual.primal import Laplace, Pooled, Recenter, RmsNorm, Rotary, Scale
 from primaldual.training import Ensemble, Recipe, Training, train
 from primaldual.training.batches import Batches
 from primaldual.training.capture import no_waiting
@@ -25,6 +25,10 @@ LEARNING = {
     "bn-learnable": mechanism("bn", learnable=True),
     "sh-conv": mechanism("sh", how="conv"),
     "full-bn+sh-learnable": mechanism("bn+sh", learnable=True, full=True),
+    "rotary, tempered": mechanism("qk-norm", temperature=True, rotary=True),
+    "rotary, tempered, pooled": Primal(inputs=(Rotary(), RmsNorm(), Scale(learnable=True)), training_set=Pooled()),
+    "conv1d of each channel": mechanism("conv1d", channels="each", rotary=True),
+    "alibi, learnable": Primal(Laplace(), inputs=(Recenter(learnable=True),), training_set=Pooled()),
     "qk-norm of one's own keys": Primal(inputs=(RmsNorm(),), training_set=DoubledKeys()),
 }
 

@@ -193,6 +193,7 @@ def test_every_place_of_the_model_has_dropout_of_its_own(device):
     [
         ("radam", {}), ("adam", {"schedule": OneCycle(low=0.7)}),
         ("adamw", {"schedule": Cosine(warmup=2), "weight_decay": 0.3}),
+        ("adamw", {"square_beta": 0.9, "weight_decay": 0.3, "decayed": torch.arange(40) % 3 == 0}),
     ],
 )  # fmt: skip
 def test_an_update_is_the_optimisers(kind, settings, reduced, device):
@@ -200,6 +201,7 @@ def test_an_update_is_the_optimisers(kind, settings, reduced, device):
     start, gradient = torch.randn(2, 3, 40, device=device).unbind()
     alive = torch.tensor([True, False, True], device=device)
     norms = torch.linalg.vector_norm(gradient, dim=1)
+    settings = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in settings.items()}
     matrices = []
     for combined in (False, True):
         matrix = start.clone()

@@ -101,3 +101,20 @@ def test_after_the_last_step_its_coefficients_are_used_again():
 def test_schedules_that_cannot_be_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_weights_that_do_not_decay_are_torchs_in_a_group_of_their_own():
+    start = torch.randn(3, 6, dtype=torch.float64)
+    decayed = torch.tensor([True, True, False, True, False, False])
+    mine, theirs, free = start.clone(), start[:, decayed].clone(), start[:, ~decayed].clone()
+    mine.grad = torch.zeros_like(mine)
+    ours = Optimizer(mine, "adamw", RATE, STEPS, weight_decay=0.3, square_beta=0.95, decayed=decayed)
+    groups = [{"params": [theirs], "weight_decay": 0.3}, {"params": [free], "weight_decay": 0.0}]
+    of_torch = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    for _ in range(STEPS):
+        mine.grad.copy_(torch.randn_like(mine))
+        theirs.grad, free.grad = mine.grad[:, decayed], mine.grad[:, ~decayed]
+        ours.step()
+        of_torch.step()
+    torch.testing.assert_close(mine[:, decayed], theirs, rtol=0, atol=1e-13)
+    torch.testing.assert_close(mine[:, ~decayed], free, rtol=0, atol=1e-13)

@@ -61,6 +61,21 @@ def test_the_test_part_can_wait_for_the_end_and_gives_what_it_would_have_given()
         assert [x is not None for x in mine.history["test"]] == [at in known for at in mine.history["step"]]
 
 
+@pytest.mark.parametrize(("at", "times"), [(2, 2), (6, 1)], ids=["other weights", "the last weights"])
+def test_the_test_part_is_looked_at_once_more_where_validation_chose_other_weights(at, times, monkeypatch):
+    evaluate, looked = Ensemble.evaluate, []
+
+    def seen(self, part):
+        looked.append(part)
+        found = evaluate(self, part)
+        good = self.optimizer.done.item() == at
+        return torch.full_like(found, 100.0 if good else 0.0) if part == "validation" else found
+
+    monkeypatch.setattr(Ensemble, "evaluate", seen)
+    (record,) = train(SequenceTask(sequences(), "softmax", SIZES), recipe=short(test_at_end=True))
+    assert looked.count("test") == times and record.selected.at == at and record.last.at == 6
+
+
 def test_a_killed_run_of_sequences_goes_on_and_its_record_is_read_again(tmp_path):
     recipe = short(test_at_end=True, dropout=0.1)
     task = SequenceTask.of(sequences(), "bn+sh", recipe)

@@ -1,6 +1,7 @@
 """A task of one's own is trained as a plain loop would train each of its models."""
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -282,3 +283,18 @@ def test_no_batch_of_an_epoch_of_several_lengths_waits_for_the_device():
     with no_waiting():
         for _ in range(batches - 1):
             training.train_batch()
+
+
+def test_what_takes_long_to_keep_is_kept_less_often():
+    saves = {}
+    for every in (0.0, 1e-9):
+        training = Training(Ensemble(Sums(), quick(steps=40, evaluate_every=10), [0], torch.device("cpu")))
+        kept = saves[every] = []
+
+        def keep(training, kept=kept):
+            kept.append(training.step)
+            time.sleep(0.01)  # so that the next is due a fifth of a second later
+
+        training.run(save=keep, every=every)
+        assert kept[-1] == 40 and len(training.paces) == 4 and 0 < training.seconds_per_step < 0.1
+    assert saves[0.0] == [*range(1, 41), 40] and len(saves[1e-9]) <= 3

@@ -27,7 +27,7 @@ def spread(values: Collection[float]) -> Spread:
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def spread_text(values: Collection[float], of: int) -> str:
+def spread_text(values: Collection[float], of: int, digits: int = 2) -> str:
     """As "98.50 ± 1.37 (4 of 5)", where fewer values are there than there should be; a dash without any.
 
     >>> spread_text([98.5], of=2), spread_text([], of=2)
@@ -35,4 +35,4 @@ def spread_text(values: Collection[float], of: int) -> str:
     """
     if not values:
         return "–"
-    return spread(values).text() + ("" if len(values) == of else f" ({len(values)} of {of})")
+    return spread(values).text(digits) + ("" if len(values) == of else f" ({len(values)} of {of})")

@@ -15,6 +15,12 @@ from PIL import Image
 INK, SOFT, LINE = "#1b1f27", "#5b6472", "#e3e6eb"
 COLOURS = {"softmax": "#7a828e", "bn": "#0072b2", "sh": "#d9820f", "bn+sh": "#009e73"}
 """One colour per mechanism in every figure; told apart with colour-blind eyes too."""
+PALETTE = COLOURS | {
+    "linear": "#cc79a7", "linear-bn": "#a35a85", "linear-sh": "#e39ac3", "linear-bn+sh": "#7d4465",
+    "sparse": "#8a5a00", "sparse-bn": "#b98220", "sparse-sh": "#5e3d00", "sparse-bn+sh": "#d6a95c",
+    "conv1d": "#56b4e9", "conv2d": "#2f86b8", "qk-norm": "#9b3d2e",
+}  # fmt: skip
+"""Of more mechanisms."""
 
 _RC: Any = {
     "font.family": "DejaVu Sans",

@@ -7,14 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ..base.style import COLOURS, INK, SOFT, figure, png, style
+from ..base.style import COLOURS, INK, PALETTE, SOFT, figure, png, style
 
-_MORE = {
-    "linear": "#cc79a7", "linear-bn": "#a35a85", "linear-sh": "#e39ac3", "linear-bn+sh": "#7d4465",
-    "sparse": "#8a5a00", "sparse-bn": "#b98220", "sparse-sh": "#5e3d00", "sparse-bn+sh": "#d6a95c",
-    "conv1d": "#56b4e9", "conv2d": "#2f86b8", "qk-norm": "#9b3d2e",
-}  # fmt: skip
-PALETTE = COLOURS | _MORE
 _PANEL = ("dtype", "head_dim", "step", "mode")
 
 

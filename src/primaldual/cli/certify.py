@@ -45,9 +45,6 @@ def certify(
     ] = None,
     head_dim: Annotated[int, typer.Option(min=1, help="Dimensions of a key.")] = 8,
     heads: Annotated[int | None, typer.Option(min=1, help="Heads: 4 unless given.", show_default=False)] = None,
-    num_kv_heads: Annotated[
-        int | None, typer.Option(min=1, help="Heads of keys: those of queries unless given.", show_default=False)
-    ] = None,
     values: Annotated[int, typer.Option(min=1, help="Outputs of a head.")] = 3,
     seed: Annotated[int, typer.Option(help="Of the problem that is drawn.")] = 0,
     epsilon: Annotated[float, typer.Option(help="Half-width of the tube.")] = 0.1,
@@ -68,8 +65,8 @@ def certify(
         with on_threads(1):  # the matrices are small
             found = [
                 run(
-                    each, length=length, head_dim=head_dim, heads=heads, num_kv_heads=num_kv_heads, values=values,
-                    seed=seed, epsilon=epsilon, bias=bias,
+                    each, length=length, head_dim=head_dim, heads=heads, values=values, seed=seed, epsilon=epsilon,
+                    bias=bias,
                 )
                 for each in (mechanisms() if name is None else (name,))
             ]  # fmt: skip

@@ -10,13 +10,15 @@ from rich.table import Table
 
 from .data_sequences import is_of_sequences, prepare_sequences, sequences_info, sequences_line, sequences_table
 from .data_series import series_info, series_line, series_table
+from .data_text import is_of_text, text_info, text_line, text_table
 from .main import _escape, _fail, app, console
 from .options import AllSets, CacheDir, DataDir, NoCheck, Offline
 
 commands = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Time series of the UEA and TSER archives, and long sequences of the Long Range Arena: find, check, prepare.",
+    help="Time series of the UEA and TSER archives, long sequences of the Long Range Arena, and text: find, check, "
+    "prepare.",
     epilog="**Examples**\n\n- `primaldual data list`\n\n- `primaldual data info JapaneseVowels`"
     "\n\n- `primaldual data prepare --all --data-dir ~/uea`\n\n- `primaldual data prepare lra-listops`"
     "\n\n- `primaldual data verify`",
@@ -39,6 +41,7 @@ def list_command(data_dir: DataDir = None, cache_dir: CacheDir = None) -> None:
         raise _fail(error, 2) from None
     console.print(series_table(store, directory))
     console.print(sequences_table(store, directory))
+    console.print(text_table(store, directory))
     for line in (f"cache: {store}", f"data: {directory or 'no data directory given'}"):
         console.print(_escape(line), style="dim", highlight=False, soft_wrap=True)
 
@@ -55,11 +58,14 @@ def info(
     offline: Offline = False,
 ) -> None:
     """Say what a set holds; it is prepared first if need be, unless it would have to be generated."""
+    from ..base.cache import cache_directory
     from ..data import DataError, load
 
     try:
         if is_of_sequences(name):
             rows, notes = sequences_info(name, data_dir, cache_dir, not no_check)
+        elif is_of_text(name, cache_directory(cache_dir)):
+            rows, notes = text_info(name, data_dir, cache_dir, not no_check)
         else:
             data = load(name, data_dir, cache_dir=cache_dir, check=not no_check, offline=offline)
             rows, notes = series_info(data), data.notes
@@ -102,6 +108,8 @@ def prepare(
     from ..data import DataError, load
     from ..data.sequences.catalogue import names_in as sequences_in
     from ..data.sources import data_directory, names_in
+    from ..data.text import load as load_text
+    from ..data.text.loading import names_in as text_in
 
     try:
         directory = data_directory(data_dir)
@@ -112,15 +120,20 @@ def prepare(
     if every and directory is None:
         raise _fail("--all needs --data-dir or PRIMALDUAL_DATA", 2)
     failed = 0
-    for name in names or [*names_in(directory), *sequences_in(directory)]:  # type: ignore[arg-type]  # not None
+    here = [] if directory is None else [*names_in(directory), *sequences_in(directory), *text_in(directory)]
+    for name in names or here:
         start = time.perf_counter()
         try:
             if is_of_sequences(name):
                 long = prepare_sequences(name, directory, cache_dir, not no_check, rebuild, processes)
                 line, notes = sequences_line(long), long.notes
+            elif is_of_text(name):
+                text = load_text(name, directory, cache_dir=cache_dir, check=not no_check, rebuild=rebuild)
+                line, notes = text_line(text), text.notes
             else:
                 data = load(
-                    name, directory, cache_dir=cache_dir, check=not no_check, offline=offline, rebuild=rebuild
+                    name, directory, cache_dir=cache_dir, check=not no_check, offline=offline, rebuild=rebuild,
+                    must_keep=True,
                 )  # fmt: skip
                 line, notes = series_line(data), data.notes
         except (DataError, OSError) as error:
@@ -150,12 +163,14 @@ def verify(
     from ..data.sequences import loading as sequences
     from ..data.sequences.store import stored_names
     from ..data.sources import data_directory
+    from ..data.text import loading as text
+    from ..data.text.store import stored_names as stored_texts
 
     try:
         store, directory = cache_directory(cache_dir), data_directory(data_dir)
     except DataError as error:
         raise _fail(error, 2) from None
-    chosen = names or [*cached_names(store), *stored_names(store)]
+    chosen = names or [*cached_names(store), *stored_names(store), *stored_texts(store)]
     if not chosen:
         raise _fail(f"nothing is prepared in {store}; primaldual data prepare NAME does that", 1)
     bad = 0
@@ -163,6 +178,9 @@ def verify(
         if is_of_sequences(name):
             long, found = sequences.problems(name, directory, store)
             line = "" if long is None else f"{sequences_line(long)}, {long.hash[:12]}"
+        elif is_of_text(name, store):
+            kept, found = text.problems(name, directory, store)
+            line = "" if kept is None else f"{text_line(kept)}, {kept.hash[:12]}"
         else:
             data, found = loading.problems(name, directory, store)
             line = "" if data is None else f"{series_line(data)}, {data.hash[:12]}"

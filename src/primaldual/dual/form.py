@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -19,20 +19,25 @@ from ..primal import (
     DepthwiseConv2d,
     EluPlusOne,
     Exponential,
+    Gaussian,
     KernelSum,
+    Laplace,
     Normalizer,
     Pattern,
     PointMap,
+    Polynomial,
     Pooled,
+    PositionMap,
     Primal,
     RandomFeatures,
     Recenter,
+    Scale,
     Sparse,
     Strided,
     TrainingSet,
     Window,
 )
-from ..primal.features import FeatureMap
+from ..primal.features import FeatureMap, LogKernel
 from ..primal.patterns import Piece
 
 
@@ -41,10 +46,16 @@ class Form(NamedTuple):
 
     softmax: bool
     """κ is the exponential of q·k/√D and h its sum, so that a factor per query cancels."""
+    distance: bool
+    """κ is the exponential of q·k/√D times `Laplace`'s kernel of positions."""
+    cancels: bool
+    """κ is either of these and h its sum, so that a factor per query cancels."""
     log_kernel: bool
     """κ is exp(`log_kernel`), of the library or of one's own, so that it can be shifted before it overflows."""
     kernel_sum: bool
     """h is Σ κ."""
+    sink: bool
+    """h is Σ κ and a constant."""
     finite: bool
     """κ(x, y) = Φ(x)·Φ(y) with a Φ that can be written down, so that the sum may re-associate."""
     token_maps: bool
@@ -56,10 +67,13 @@ class Form(NamedTuple):
     subset: Literal["all", "pattern", "own"]
     """What a query sees of the points: all, those of `Sparse`, or a `visible` of one's own."""
 
+    weighted: bool
+    """Points have weights."""
+
     @property
     def simple(self) -> bool:
-        """Softmax with at most a re-centring, over tokens or plain windows."""
-        return self.softmax and self.maps != "other" and self.points in ("tokens", "windows")
+        """Softmax with at most a re-centring, over tokens or plain windows, whose points all weigh the same."""
+        return self.softmax and self.maps != "other" and self.points in ("tokens", "windows") and not self.weighted
 
 
 def form_of(primal: Primal) -> Form:
@@ -76,6 +90,7 @@ def form_of(primal: Primal) -> Form:
 
 @lru_cache(maxsize=1024)
 def _form(primal: Primal) -> Form:
+    primal = primal.ungated  # a gate multiplies the output, whatever that is the sum of
     maps = primal.point_maps
     training_set = primal.training_set
     over = over_of(training_set)
@@ -89,23 +104,33 @@ def _form(primal: Primal) -> Form:
         subset = "pattern"
     elif _inherits(training_set, TrainingSet, "visible"):
         subset = "all"
+    distance, sums = type(primal.features) is Laplace, primal.normalizer == KernelSum()
+    exponential = kernel_of(primal.features) == "exponential"
     return Form(
-        softmax=kernel_of(primal.features) == "exponential" and type(primal.normalizer) is KernelSum,
-        log_kernel=isinstance(primal.features, Exponential) and _inherits(primal.features, Exponential, "kernel"),
+        softmax=exponential and sums,
+        distance=distance,
+        cancels=(exponential or distance) and sums,
+        log_kernel=isinstance(primal.features, LogKernel) and _inherits(primal.features, LogKernel, "kernel"),
         kernel_sum=is_kernel_sum(primal.normalizer),
-        finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel"),
+        sink=has_sink(primal.normalizer),
+        finite=primal.features.finite
+        and (_inherits(primal.features, FeatureMap, "kernel") or kernel_of(primal.features) == "polynomial")
+        and _inherits(primal.features, FeatureMap, "log_positions"),
         token_maps=bool(primal.token_maps),
         maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",
         points=points,
         subset=subset,
+        weighted=primal.weights is not None,
     )
 
 
-Kernel = Literal["exponential", "elu + 1", "random features", "other"]
+Kernel = Literal["exponential", "gaussian", "polynomial", "elu + 1", "random features", "other"]
 """κ, where something is made for it; any other may be anything."""
 
 _KERNELS: dict[type[FeatureMap], Kernel] = {
     Exponential: "exponential",
+    Gaussian: "gaussian",
+    Polynomial: "polynomial",
     EluPlusOne: "elu + 1",
     RandomFeatures: "random features",
 }
@@ -116,9 +141,23 @@ def kernel_of(features: FeatureMap) -> Kernel:
     return _KERNELS.get(type(features), "other")
 
 
+def knows_positions(features: FeatureMap) -> bool:
+    """Whether κ is a kernel of (position, point)."""
+    return not _inherits(features, FeatureMap, "log_positions")
+
+
 def is_kernel_sum(normalizer: Normalizer) -> bool:
     """Whether h is Σ κ."""
-    return type(normalizer).h is KernelSum.h
+    return _adds_up(normalizer) and normalizer.sink == 0
+
+
+def has_sink(normalizer: Normalizer) -> TypeGuard[KernelSum]:
+    """Whether h is Σ κ and a constant."""
+    return _adds_up(normalizer) and normalizer.sink != 0
+
+
+def _adds_up(normalizer: Normalizer) -> TypeGuard[KernelSum]:
+    return isinstance(normalizer, KernelSum) and _inherits(normalizer, KernelSum, "h", "at", "log_sink")
 
 
 def over_of(training_set: TrainingSet) -> TrainingSet:
@@ -156,7 +195,10 @@ def places_of(primal: Primal, scales: Sequence[int], is_causal: bool) -> Literal
     ranked = pooled is not None and pooled.how == "kmeans" and not pooled.prefix  # clusters count valid keys
     windows = form.points == "own" or (form.points != "tokens" and max(scales) > 1 and not ranked)
     by_distance = form.subset == "all" or (not windows and type(pattern_of(primal.training_set)) in (Strided, Window))
-    if not by_distance or any(type(map_) is not DepthwiseConv1d for map_ in maps):
+    # a map of places is given those of each row
+    if not by_distance or not all(type(map_) is DepthwiseConv1d or isinstance(map_, PositionMap) for map_ in maps):
+        return "queries"
+    if windows and knows_positions(primal.features):
         return "queries"
     if not windows:
         return "none"
@@ -165,7 +207,7 @@ def places_of(primal: Primal, scales: Sequence[int], is_causal: bool) -> Literal
 
 def is_affine(map_: PointMap) -> bool:
     """Whether the map is x ↦ (x − shift) ⊙ scale, and nothing else."""
-    return _inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine")
+    return type(map_) is Scale or (_inherits(map_, PointMap, "apply") and not _inherits(map_, PointMap, "affine"))
 
 
 class Beta(NamedTuple):

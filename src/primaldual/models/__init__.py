@@ -1,16 +1,23 @@
-"""Models that the paper's experiments train."""
+"""Models: the encoders that the paper's experiments train, and a language model."""
 
 from torch import nn
 
 from ..primal import Spec
+from .bank import BankSizes, PrototypeBank
 from .config import SeriesConfig, SeriesSizes
+from .language import LANGUAGE_SIZES, LanguageConfig, LanguageModel, LanguageSizes
+from .patterns import PatternConfig, PatternSizes, PatternTransformer
 from .sequences import SequenceClassifier, SequenceConfig, SequenceSizes
 from .series import SeriesTransformer, build
 
-MODELS: dict[type[Spec], type[nn.Module]] = {SeriesConfig: SeriesTransformer, SequenceConfig: SequenceClassifier}
+MODELS: dict[type[Spec], type[nn.Module]] = {
+    SeriesConfig: SeriesTransformer, SequenceConfig: SequenceClassifier, PatternConfig: PatternTransformer,
+    LanguageConfig: LanguageModel,
+}  # fmt: skip
 """The model of every kind of settings."""
 
 __all__ = [
-    "MODELS", "SequenceClassifier", "SequenceConfig", "SequenceSizes", "SeriesConfig", "SeriesSizes",
-    "SeriesTransformer", "build",
+    "LANGUAGE_SIZES", "MODELS", "BankSizes", "LanguageConfig", "LanguageModel", "LanguageSizes", "PatternConfig",
+    "PatternSizes", "PatternTransformer", "PrototypeBank", "SequenceClassifier",
+    "SequenceConfig", "SequenceSizes", "SeriesConfig", "SeriesSizes", "SeriesTransformer", "build",
 ]  # fmt: skip

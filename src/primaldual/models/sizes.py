@@ -14,14 +14,10 @@ class Sizes(Protocol):
     def d_model(self) -> int: ...
     @property
     def heads(self) -> int: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def attention_dropout(self) -> float | None: ...
 
 
 def check_sizes(sizes: Sizes, *counts: str) -> None:
-    """A ValueError unless these fields are counts, heads divide d_model, and what is dropped is a share below 1."""
+    """A ValueError unless these fields are counts, heads divide d_model, and what may be dropped is a share below 1."""
     owner = type(sizes).__name__
     for name in counts:
         check_count(owner, name, getattr(sizes, name))
@@ -29,6 +25,7 @@ def check_sizes(sizes: Sizes, *counts: str) -> None:
         raise ValueError(
             f"{owner}: d_model must be a multiple of heads, got d_model={sizes.d_model}, heads={sizes.heads}"
         )
-    for name, value in (("dropout", sizes.dropout), ("attention_dropout", sizes.attention_dropout)):
+    for name in ("dropout", "attention_dropout"):
+        value = getattr(sizes, name, None)
         if value is not None and not (is_number(value) and 0.0 <= value < 1.0):
             raise ValueError(f"{owner}: {name} must be in [0, 1), got {value!r}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, pad
 
-from ..ops import masks
+from ..ops import checks, masks
 from ..ops.layer import LayerProblem
 from ..primal import AllKeys, Pooled, Primal, Sparse
 from ..primal._spec import is_number
@@ -105,6 +105,11 @@ class SolvedAttention(MultiheadAttention):
                 f"{self.primal.training_set!r} gives each query a training set of its own, so there is a regression "
                 f"per query and no values to solve for; use MultiheadAttention, or a mechanism that is not sparse"
             )
+        if self.made or self.primal.weights is not None:
+            raise ValueError(
+                f"{self.primal!r} has gates or weights for single tokens, by which the regression at the keys and the "
+                f"function at the queries are not of one layer's making; use MultiheadAttention"
+            )
         self.loss: Loss = loss
         self.C, self.epsilon, self.max_iter = float(C), float(epsilon), max_iter
 
@@ -138,12 +143,13 @@ class SolvedAttention(MultiheadAttention):
         parameters = double(dict(problem.parameters))
         made = design(self.primal, keys, targets, hidden, None, False, parameters, self.left_padding)
         values = values_of(made, self.solve(made))
-        if self.primal.token_maps:
+        checks.query_offset(problem.query_offset, self.primal.mixing_maps)
+        if self.primal.mixing_maps:
             queries = masks.without_padding(queries, query_padding)
-        for map_ in self.primal.token_maps:
-            queries = map_.tokens(queries, parameters)
+        places = torch.arange(queries.shape[2], device=queries.device) + problem.query_offset
+        queries = self.primal.on_tokens(queries, places, parameters)
         # a query that sees no key gets zeros
-        weights = made.weights(queries).where(made.visible.any(-1)[..., None, None], 0.0)
+        weights = made.weights(queries, places).where(made.visible.any(-1)[..., None, None], 0.0)
         p = problem.dropout_p
         finite = self.primal.features.finite  # as in `attention`: a finite Φ drops entries of the output
         weights = weights if finite else dropout(weights, p)

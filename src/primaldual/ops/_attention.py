@@ -59,8 +59,10 @@ def attention(
             CUDA graph, whose values come later, both are applied, and what pooled heads and maps refuse is an
             assertion that runs with it.
         dropout_p: on the weights; for finite features, which have none, on the output.
-        parameters: what is learned, by name (`primal.learned(heads, head_dim, kv_heads)`); absent ones have their
-            initial value. Training sets and maps of tokens learn for the key/value heads, all else for the query heads.
+        parameters: what is learned, by name (`primal.learned(heads, head_dim, kv_heads)`), and what a layer makes of
+            its input for every token (`primal.made(heads, value_dim, kv_heads)`); absent ones have their initial value.
+            Training sets, weights of points and maps of tokens have them for the key/value heads, all else for the
+            query heads.
         impl: "auto", or the executor to use, as `primaldual.ops.EXECUTORS` lists them. One that cannot raises.
         need_weights: also return [batch, heads, length, keys]; a pooled key's weight is shared by its tokens.
         query_offset: the place of the first query in the sequence of keys. Queries that are the last of a longer
@@ -97,7 +99,8 @@ def attention(
         query_offset=query_offset, scale=scale, left_padding=left_padding,
     )  # fmt: skip
     chosen, problem = bind(problem, impl)
-    if key is not None and q.shape[2] and not (primal.token_maps or problem.parameters) and k.shape[2]:
+    plain = not (primal.token_maps or problem.parameters or problem.primal.made(1, 1)) and problem.gate is None
+    if key is not None and q.shape[2] and k.shape[2] and plain:
         if len(_known) >= 1024:
             _known.clear()
         _known[key] = _again(problem, chosen, k.shape[1])

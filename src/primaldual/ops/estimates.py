@@ -19,6 +19,7 @@ from ..dual import form_of
 from ..kernels.cudnn import attention as cudnn
 from ..kernels.launching import relative_size
 from ..kernels.native import library as native
+from ..kernels.ragged import limits
 from ..primal.features import FeatureMap
 from . import block_sparse, linear, mixed, softmax
 from .problem import Problem
@@ -186,6 +187,7 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
     )
     maps, scaled = primal.point_maps, groups[-1][0] > 1
     subset, masked = form.subset != "all", problem.key_hidden is not None or problem.attn_hidden is not None
+    running = limits.takes_running_means(problem.scales, queries, tokens)
     finite, known = features.finite, type(features).dim is not FeatureMap.dim
     kept = (
         block_sparse.estimate(problem) if form.subset == "pattern" and form.softmax and form.points != "own" else None
@@ -195,10 +197,10 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
         compiled=q.is_cuda and not torch.compiler.is_compiling() and native.library() is not None,
         dropout=problem.dropout_p > 0,
         causal=problem.is_causal,
-        masked=masked or subset,
+        masked=masked or subset or form.distance,
         maps=len(maps),
         inside=(form.simple or (form.maps != "other" and not scaled)) and not masked
-        and not (problem.is_causal and (scaled or len(maps) > 0)),
+        and not (problem.is_causal and (len(maps) > 0 or (scaled and not running))),
         features=(features.dim(dim) if known else dim) if finite else 0,
         kernel=finite and linear._has_kernel(problem),
         pieces=0 if kept is None else kept.pieces,
@@ -305,7 +307,7 @@ def _sdpa(sizes: Sizes) -> _Count:
         forward, back = forward + groups, back + 3 * groups
     if masked:
         forward, back = forward + 4 * groups, back + groups
-    if not sizes.inside:
+    if not sizes.inside or sizes.causal:
         forward, back = forward + 3 * sizes.pooled, back + 3 * sizes.pooled
     forward, back = forward + 3 * groups * sizes.maps, back + 4 * groups * sizes.maps
     name = "masked" if masked else "sdpa"

@@ -81,11 +81,16 @@ def start_of(
     """How rows are rolled where `hidden` [B, S] hides keys; None where places do not matter, or nothing moves."""
     if hidden is None or (matter := places_of(primal, scales, is_causal)) == "none" or not _may_move(hidden):
         return None
-    first = (~hidden).int().argmax(-1, keepdim=True)
+    first = first_of(hidden)
     if matter == "keys":
         return Start(first)
     hides = is_causal or form_of(primal).subset != "all"
     return Start(first, offset + queries, offset, hides)
+
+
+def first_of(hidden: Tensor) -> Tensor:
+    """The first token [B, 1] that is not hidden [B, S]; the first one where all are."""
+    return (~hidden).int().argmax(-1, keepdim=True)
 
 
 def _may_move(hidden: Tensor) -> bool:

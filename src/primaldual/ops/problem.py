@@ -19,8 +19,8 @@ from ..kernels.kept import on_device
 from ..primal import PointMap, Primal, TrainingSet
 from ..primal.features import FeatureMap, Parameters
 from ..primal.shared_keys import check_groups, of_queries
-from . import checks, masks, shared_keys
-from .places import Start, start_of
+from . import checks, masks, per_token, shared_keys
+from .places import Start, first_of, start_of
 
 
 class UnsupportedError(ValueError):
@@ -55,6 +55,8 @@ class Problem:
     scale: int = 1
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D
+    log_weights: Tensor | None = None  # [B, H, S], of the tokens; those of a pooled point add up
+    gate: Tensor | None = None  # [B, H, L, 1 or Dv], what the output is multiplied by; executors know nothing of it
     group: int = 1  # query heads whose queries each head holds, one head's after the other's
     start: Start | None = None  # how rows were rolled, so that all begin with their first valid token
     copied: int = 0  # bytes that were moved to bring rows, and groups of query heads, into this form
@@ -69,8 +71,15 @@ class Problem:
 
     @property
     def primal(self) -> Primal:
-        """What was stated."""
-        return self.expansion.primal
+        """What an executor computes: what was stated, but for a gate on the output."""
+        return self.expansion.primal.ungated
+
+    @property
+    def token_bias(self) -> Tensor | None:
+        """What is added to the scores of tokens that are points, [B or 1, H or 1, S]: log w, and that of a mask."""
+        if self.log_weights is None or self.key_bias is None:
+            return self.key_bias if self.log_weights is None else self.log_weights
+        return self.log_weights + self.key_bias
 
     @property
     def relative_scale(self) -> float:
@@ -132,7 +141,7 @@ class Problem:
         ]
 
     def _masks_of(self, heads: tuple[int, ...]) -> Problem:
-        per_head = {name for map_ in self.primal.inputs for name in map_.per_head}
+        by_head = self.primal.by_head
 
         def mask(m: Tensor | None) -> Tensor | None:
             return m if m is None or m.shape[1] == 1 else pick(m, 1, heads)
@@ -141,7 +150,8 @@ class Problem:
             self,
             attn_hidden=mask(self.attn_hidden),
             attn_bias=mask(self.attn_bias),
-            parameters={n: pick(p, 0, heads) if n in per_head else p for n, p in self.parameters.items()},
+            log_weights=mask(self.log_weights),
+            parameters={n: pick(p, 0, heads) if n in by_head else p for n, p in self.parameters.items()},
         )
 
 
@@ -166,7 +176,7 @@ def state(
     _check_tensors(q, k, v)
     if q.shape[1] != (kv_heads := k.shape[1]):
         primal = replace(primal, training_set=of_queries(primal.training_set, q.shape[1], kv_heads))
-    checks.query_offset(query_offset, primal.token_maps)
+    checks.query_offset(query_offset, primal.mixing_maps)
     checks.scale(scale, primal.features)
     checks.mask("key_padding_mask", key_padding_mask, q)
     checks.mask("query_padding_mask", query_padding_mask, q)
@@ -179,6 +189,7 @@ def state(
             "projections. Use primaldual.MultiheadAttention, or residual=False."
         )
     scales = primal.training_set.head_scales(H)
+    given, tokens = per_token.divide(dict(parameters or {}), primal, q, k, v)
     if S == 0:  # no keys at all: one that is hidden, so that every query sees none
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
         key_padding_mask, attn_mask = q.new_ones(B, 1, dtype=torch.bool), None
@@ -187,7 +198,6 @@ def state(
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p!r}")
     if is_causal and (reason := primal.causal_refusal(H)):
         raise CausalFormError(f"is_causal=True: {reason}")
-    given = dict(parameters or {})
     start = _start if torch.compiler.is_compiling() else _kept_start
     if any(name not in given for name in primal.features.fixed):
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -196,13 +206,15 @@ def state(
     given = _check_parameters(given, learned, primal.features.fixed)
     if learned.keys() - given.keys():
         given = start(primal, "learned", (H, D, kv_heads), q.dtype, q.device) | given
+    if primal.features.by_head:
+        given |= start(primal.features, "of_heads", (H,), torch.promote_types(q.dtype, torch.float32), q.device)
 
     key_hidden, key_bias = masks.padding("key_padding_mask", key_padding_mask, (B, S))
     query_hidden, _ = masks.padding("query_padding_mask", query_padding_mask, (B, L))
     attn_hidden = attn_bias = None
     if attn_mask is not None:
         attn_hidden, attn_bias, is_causal = masks.per_query(
-            attn_mask, (B, H, L, S), scales, primal.token_maps, is_causal, query_offset
+            attn_mask, (B, H, L, S), scales, primal.mixing_maps, is_causal, query_offset
         )
     if attn_bias is not None:
         _check_added(primal.training_set, scales, S)
@@ -219,23 +231,43 @@ def state(
         key_hidden, key_bias = (x if x is None else first.of_keys(x, 2) for x in (key_hidden, key_bias))
         query_hidden = None if query_hidden is None else first.of_queries(query_hidden, 2)
         attn_hidden, attn_bias = (m if m is None else first.of_pairs(m) for m in (attn_hidden, attn_bias))
+        made = primal.made(H, v.shape[-1], kv_heads)
+        tokens = {n: first.of_keys(x, 2) if made[n].of == "key" and x.shape[2] == S else x for n, x in tokens.items()}
         if first.queries is not None:
             L, query_offset = q.shape[2], 0
-    if primal.token_maps and query_hidden is not None:
+    if primal.mixing_maps and query_hidden is not None:
         q = q.masked_fill(query_hidden.unsqueeze(-1), 0.0)
     of_q = given
     if primal.token_maps and kv_heads != H:
         of_q = shared_keys.repeat_learned(primal, given, H, kv_heads, D)
-    for map_ in primal.token_maps:
-        q, k = map_.tokens(q, of_q), map_.tokens(k, given)
+    if primal.token_maps:
+        hidden = key_hidden if left_padding else None
+        q_places, k_places = _places(primal, q.device, L, S, query_offset, hidden, first)
+        q, k = primal.on_tokens(q, q_places, of_q), primal.on_tokens(k, k_places, given)
     if primal.token_maps and key_hidden is not None:
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     stated = Problem(
         Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
         need_weights, query_offset=query_offset, score_scale=scale, start=first,
         copied=0 if first is None else first.copied(q, k, v),
+        log_weights=per_token.log_weights(primal, tokens, key_hidden, k, not (is_causal or attn_mask is not None)),
+        gate=per_token.gate(primal, tokens),
     )  # fmt: skip
     return stated if kv_heads == H else shared_keys.with_as_many_heads(stated, kv_heads)
+
+
+def _places(
+    primal: Primal, device: torch.device, queries: int, keys: int, offset: int, hidden: Tensor | None,
+    start: Start | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Where queries and keys stand in their sequences: [length], or [batch, length] where rows begin apart."""
+    of_q, of_k = torch.arange(queries, device=device) + offset, torch.arange(keys, device=device)
+    if hidden is None or len(primal.mixing_maps) == len(primal.token_maps):
+        return of_q, of_k
+    if start is None:
+        first = first_of(hidden.squeeze(1))
+        return of_q - first, of_k - first
+    return (of_q - start.first if start.queries is None else of_q), of_k
 
 
 def require(expansion: Expansion, *rewrites: type[Rewrite]) -> None:
@@ -305,7 +337,7 @@ def _check_parameters(given: dict[str, Tensor], known: dict[str, Tensor], fixed:
 def _start(
     part: Primal | FeatureMap, of: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """The tensors that a part begins with, "learned" or "state" of it, where the caller gives no others."""
+    """The tensors that a part begins with, "learned", "state" or "of_heads", where the caller gives no others."""
     return {name: x.to(device, dtype) for name, x in getattr(part, of)(*sizes).items()}
 
 
@@ -324,10 +356,13 @@ def accumulated(p: Problem, run: Callable[[Problem], tuple[Tensor, Tensor | None
         return run(p)
     target = torch.get_autocast_dtype(device) if autocast and dtype != torch.float64 else dtype
     with torch.autocast(device, enabled=False) if autocast else nullcontext():
-        tensors: dict[str, Any] = {n: _floats(getattr(p, n), wide) for n in ("q", "k", "v", "key_bias", "attn_bias")}
+        tensors: dict[str, Any] = {n: _floats(getattr(p, n), wide) for n in _FLOATS}
         learned: dict[str, Any] = {n: _floats(x, wide) for n, x in p.parameters.items()}
         out, weights = run(replace(p, **tensors, parameters=learned))
     return out.to(target), None if weights is None else weights.to(target)
+
+
+_FLOATS = ("q", "k", "v", "key_bias", "attn_bias", "log_weights")
 
 
 def _floats(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -128,5 +128,6 @@ def _repeated(p: Problem, kv_heads: int) -> Problem:
     copied = p.copied + (1 + each) * (p.k.numel() + p.v.numel()) * p.k.dtype.itemsize
     return replace(
         p, expansion=Expansion(primal), k=k, v=v, copied=copied,
+        log_weights=None if p.log_weights is None else p.log_weights.repeat_interleave(each, 1),
         parameters=repeat_learned(p.primal, p.parameters, heads, kv_heads, p.q.shape[3]),
     )  # fmt: skip

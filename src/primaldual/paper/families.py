@@ -1,4 +1,4 @@
-"""The two kinds of sets that tables have, time series and long sequences, and what a table needs of each."""
+"""The kinds of sets that tables have, time series, long sequences and text, and what a table needs of each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from ..data import DataError, Dataset, Split, load, manifest, sequences
-from ..models import SequenceConfig, SequenceSizes, SeriesConfig
+from ..data import DataError, Dataset, Split, load, manifest, sequences, text
+from ..data.text.loading import KNOWN as TEXTS
+from ..models import LanguageConfig, LanguageSizes, SequenceConfig, SequenceSizes, SeriesConfig
 from ..primal import Primal
-from ..training import Recipe, SequenceTask, SeriesTask, Task
+from ..training import Recipe, SequenceTask, SeriesTask, Task, TextTask, text_recipe
 from .numbers import LRA_SCALES, SCALES, STRIDE
 from .recipes import long_range, recipe_for, sizes_of
 
@@ -40,7 +41,7 @@ class Family(ABC):
         """What the paper's numbers for a set come from."""
 
     @abstractmethod
-    def config(self, name: str, primal: Primal, recipe: Recipe) -> SeriesConfig | SequenceConfig:
+    def config(self, name: str, primal: Primal, recipe: Recipe) -> SeriesConfig | SequenceConfig | LanguageConfig:
         """The model for a set of the published sizes."""
 
     @abstractmethod
@@ -97,7 +98,7 @@ class _Series(Family):
         return SeriesTask.of(data, primal, recipe)
 
     def edition(self, name: str, data: Mapping[str, Any]) -> str | None:
-        entry, cases = manifest()[name], (data["train"], data["test"])
+        entry, cases = manifest()[name], (data["train"], data.get("test", 0))
         if cases == entry.cases[0] or entry.approximate:
             return None
         first = " + ".join(map(str, entry.cases[0]))
@@ -143,7 +144,7 @@ class _Long(Family):
         return max(1, CHECKPOINT // (4 * 4 * numbers))
 
     def edition(self, name: str, data: Mapping[str, Any]) -> str | None:
-        cases = [data[part] for part in ("train", "validation", "test")]
+        cases = [data.get(part, 0) for part in ("train", "validation", "test")]
         published = sequences.known()[name].cases
         if published is None or cases == list(published):
             return None
@@ -151,11 +152,53 @@ class _Long(Family):
         return f"{self.title(name)} has {shown} cases here, that of the benchmark {first}"
 
 
-SERIES, LONG = _Series(), _Long()
+class _Text(Family):
+    """Text, byte by byte; the paper has no such table."""
+
+    scales = ()
+
+    def title(self, name: str) -> str:
+        return {"text-imdb": "IMDb"}[name]
+
+    def recipe(self, name: str) -> Recipe:
+        return text_recipe()
+
+    def config(self, name: str, primal: Primal, recipe: Recipe) -> LanguageConfig:
+        if not isinstance(recipe.model, LanguageSizes):
+            raise ValueError(f"a recipe for text has model=LanguageSizes(…), got {recipe.model!r}")
+        return recipe.model.config(text.Bytes.vocabulary, primal)
+
+    def stride(self, name: str) -> int:
+        return 32
+
+    def load(self, name: str, data_dir: Path | None, offline: bool) -> text.TextSet:
+        return text.load(name, data_dir)
+
+    def missing(self, name: str, data_dir: Path | None) -> str | None:
+        return text.missing(name, data_dir)
+
+    def task(self, data: text.TextSet, primal: Primal, recipe: Recipe) -> TextTask:
+        return TextTask.of(data, primal, recipe)
+
+    def together(self, task: Task) -> int:
+        """One after the other: each fills the device, and they would take turns."""
+        return 1
+
+    def edition(self, name: str, data: Mapping[str, Any]) -> str | None:
+        found = tuple(data[part] for part in ("train", "validation", "test"))
+        if found == TEXTS[name]:
+            return None
+        shown, first = (" / ".join(map(str, sizes)) for sizes in (found, TEXTS[name]))
+        return f"{self.title(name)} has {shown} documents here, the archive {first}"
+
+
+SERIES, LONG, TEXT = _Series(), _Long(), _Text()
 
 
 def family(name: str) -> Family:
     """That of a set."""
+    if name in TEXTS:
+        return TEXT
     return LONG if name in sequences.known() else SERIES
 
 

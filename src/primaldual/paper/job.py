@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base.suggestions import did_you_mean
-from ..models import SequenceConfig, SeriesConfig
+from ..models import LanguageConfig, SequenceConfig, SeriesConfig
 from ..primal import Primal, mechanism, mechanisms
 from ..training import Recipe, Record
 from ..training.recipe import VERSION
@@ -36,7 +36,7 @@ class Job:
     recipe: Recipe
     seeds: tuple[int, ...]
 
-    def config(self) -> SeriesConfig | SequenceConfig:
+    def config(self) -> SeriesConfig | SequenceConfig | LanguageConfig:
         """The model, for a set of the published sizes; a ValueError where there is none."""
         config = family(self.dataset).config(self.dataset, self.primal, self.recipe)
         self.primal.training_set.head_scales(config.heads)
@@ -94,8 +94,8 @@ def jobs(
     [(Recenter(beta=0.6, learnable=False),)]
     """
     of = table(of) if isinstance(of, str) else of
-    datasets = of.datasets if only is None else _some(f"{of.name} has no set", only, of.datasets)
-    columns = of.mechanisms if mechanisms is None else _some("there is no mechanism", mechanisms, _known())
+    datasets = of.datasets if only is None else some(f"{of.name} has no set", only, of.datasets)
+    columns = of.mechanisms if mechanisms is None else some("there is no mechanism", mechanisms, _known())
     return [
         Job(name, column, as_in_paper(name, column), family(name).recipe(name).having(**changes), tuple(seeds))
         for name in datasets
@@ -152,7 +152,8 @@ def _known() -> tuple[str, ...]:
     return (*names, *(f"{LEARNED}{name}" for name in names if "bn" in name.replace("-", "+").split("+")))
 
 
-def _some(problem: str, chosen: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+def some(problem: str, chosen: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The chosen names, each once; a ValueError where one is not known."""
     for name in chosen:
         if name not in known:
             raise ValueError(f"{problem} {name!r}{did_you_mean(name, known)} There are: {', '.join(known)}")

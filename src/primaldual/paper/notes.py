@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -12,27 +12,29 @@ from .families import family
 from .job import Job, Recorded
 
 
-def notes(found: Recorded, failures: Sequence[Failure]) -> Iterator[str]:
+def notes(found: Recorded, failures: Sequence[Failure], recipe: Callable[[Job], Recipe] | None = None) -> Iterator[str]:
     """All of it, in words.
 
     Args:
         found: what is recorded.
         failures: what an engine said about jobs without a record.
+        recipe: what a job's would be if nothing were changed; that of the paper for its set unless given.
     """
     datasets = tuple(dict.fromkeys(job.dataset for job in found))
-    yield from _changed(tuple(found))
+    whose = "the paper's" if recipe is None else "this table's"
+    yield from _changed(tuple(found), whose, recipe or (lambda job: family(job.dataset).recipe(job.dataset)))
     yield from _missing(datasets, found, failures)
     yield from _failed(found)
     yield from _editions(datasets, found)
 
 
-def _changed(wanted: Sequence[Job]) -> Iterator[str]:
+def _changed(wanted: Sequence[Job], whose: str, recipe: Callable[[Job], Recipe]) -> Iterator[str]:
     """What is not as in the recipe."""
-    own = [(_settings(job.recipe), _settings(family(job.dataset).recipe(job.dataset))) for job in wanted]
+    own = [(_settings(job.recipe), _settings(recipe(job))) for job in wanted]
     for name in own[0][0]:
         pairs = sorted({(str(b[name]), str(a[name])) for a, b in own})
         if theirs := [paper for paper, ours in pairs if paper != ours]:
-            yield f"NOT the paper's recipe: {name} {pairs[0][1]} instead of {' or '.join(theirs)}"
+            yield f"NOT {whose} recipe: {name} {pairs[0][1]} instead of {' or '.join(theirs)}"
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._spec import Spec, check_count, operand
+from ._spec import LONGEST, Spec, check_count, operand
 
 Parameters = Mapping[str, Tensor]
 
@@ -58,6 +58,22 @@ class FeatureMap(Spec):
         """Fixed tensors that belong to Φ, by name; a layer keeps them as buffers."""
         return {}
 
+    by_head: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors in `of_heads`."""
+
+    def of_heads(self, heads: int) -> dict[str, Tensor]:
+        """Fixed tensors with a row for each head, by name."""
+        return {}
+
+    def log_positions(self, queries: Tensor, points: Tensor, parameters: Parameters) -> Tensor | None:
+        """log of what positions multiply κ by: [..., heads, L, W].
+
+        Positions of queries [..., heads or 1, L, 1] and of points [..., heads or 1, L or 1, W] broadcast, leading
+        dimensions too. None where κ knows no positions; otherwise the kernel is one of (position, point), the product
+        of this and `kernel`.
+        """
+        return None
+
     def map(self, x: Tensor, parameters: Parameters) -> Tensor:
         """Φ(x) with the tensors of `state` taken from `parameters` where given."""
         return self.features(x)
@@ -68,28 +84,44 @@ class FeatureMap(Spec):
 
 
 @dataclass(frozen=True)
-class Exponential(FeatureMap):
+class LogKernel(FeatureMap):
+    """Base class: infinitely many features, known by the logarithm of their kernel, which is positive.
+
+    Implement `log_kernel`; it is shifted before it can overflow.
+    """
+
+    finite: ClassVar[bool] = False
+
+    def features(self, x: Tensor) -> Tensor:
+        raise ValueError(f"{self!r} has infinitely many features")
+
+    def dim(self, head_dim: int) -> int:
+        raise ValueError(f"{self!r} has infinitely many features")
+
+    def log_kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        """log κ(x_i, y_j): [..., L, D], [..., S, D] to [..., L, S]."""
+        raise NotImplementedError(f"{type(self).__name__} must implement log_kernel(x, y)")
+
+    def kernel(self, x: Tensor, y: Tensor, parameters: Parameters | None = None) -> Tensor:
+        return self.log_kernel(x, y).exp()
+
+
+@dataclass(frozen=True)
+class Exponential(LogKernel):
     """Φ of Eqn. phix: every monomial of x/D^(1/4) over √(n₁!…n_D!); κ(x, y) = exp(x·y/√D)
 
     The map is infinite, known by its kernel alone. With `Unit` normalisation the kernel is not shifted
     and can overflow to inf.
     """
 
-    finite: ClassVar[bool] = False
     scaled: ClassVar[bool] = True
 
     def features(self, x: Tensor) -> Tensor:
         raise ValueError("Exponential() has infinitely many features; Taylor(degree) materialises its first ones")
 
-    def dim(self, head_dim: int) -> int:
-        raise ValueError("Exponential() has infinitely many features")
-
     def log_kernel(self, x: Tensor, y: Tensor) -> Tensor:
         """log κ(x_i, y_j) = x_i·y_j/√D."""
         return (x / math.sqrt(x.shape[-1])) @ y.transpose(-1, -2)
-
-    def kernel(self, x: Tensor, y: Tensor, parameters: Parameters | None = None) -> Tensor:
-        return self.log_kernel(x, y).exp()
 
     def text(self, x: str = "x") -> str:
         return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of z = {operand(x)}/D^(1/4)"
@@ -113,10 +145,14 @@ class Taylor(FeatureMap):
         check_count("Taylor", "degree", self.degree, least=0)
 
     def dim(self, head_dim: int) -> int:
-        size = sum(math.comb(head_dim + t - 1, t) for t in range(self.degree + 1))
+        size = degree = 0
+        while degree <= self.degree and size <= TAYLOR_LIMIT:
+            size += math.comb(head_dim + degree - 1, degree)
+            degree += 1
         if size > TAYLOR_LIMIT:
+            least = "" if degree > self.degree else "at least "
             raise ValueError(
-                f"Taylor({self.degree}) on {head_dim} dimensions has {size:,} features, over the limit of "
+                f"Taylor({self.degree}) on {head_dim} dimensions has {least}{size:,} features, over the limit of "
                 f"{TAYLOR_LIMIT:,}; lower the degree or the head dimension, or use RandomFeatures"
             )
         return size
@@ -124,19 +160,23 @@ class Taylor(FeatureMap):
     def features(self, x: Tensor) -> Tensor:
         head_dim = x.shape[-1]
         self.dim(head_dim)
-        x = x / head_dim**0.25
-        parts = [torch.ones_like(x[..., :1])]
-        for parents, last, scale in _monomials(head_dim, self.degree):
-            # a monomial of degree t is one of degree t−1 times one more coordinate
-            parent = parts[-1][..., parents.to(x.device)]
-            parts.append(parent * x[..., last.to(x.device)] * scale.to(x))
-        return torch.cat(parts, dim=-1)
+        return torch.cat(monomials(x / head_dim**0.25, self.degree), dim=-1)
 
     def text(self, x: str = "x") -> str:
         return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of degree ≤ {self.degree} of z = {operand(x)}/D^(1/4)"
 
     def latex(self, x: str = "x") -> str:
         return _MONOMIAL + rf"_{{n_1+\cdots+n_D\le {self.degree}}},\quad z={x}/\sqrt[4]{{D}}"
+
+
+def monomials(z: Tensor, degree: int) -> list[Tensor]:
+    """The monomials ∏ z_d^n_d / √(n_1!…n_D!) of each degree up to `degree`, [..., D] to [..., C(D+t−1, t)]."""
+    parts = [torch.ones_like(z[..., :1])]
+    for parents, last, scale in _monomials(z.shape[-1], degree):
+        # a monomial of degree t is one of degree t−1 times one more coordinate
+        parent = parts[-1][..., parents.to(z.device)]
+        parts.append(parent * z[..., last.to(z.device)] * scale.to(z))
+    return parts
 
 
 def _monomials(head_dim: int, degree: int) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -185,7 +225,8 @@ class RandomFeatures(FeatureMap):
     scaled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count("RandomFeatures", "count", self.count)
+        check_count("RandomFeatures", "count", self.count, most=LONGEST)
+        check_count("RandomFeatures", "seed", self.seed, least=0)
 
     def dim(self, head_dim: int) -> int:
         return self.count

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from ._spec import Spec, operand
+from ._spec import Spec, check_flag, operand
 from .features import Parameters
 
 
@@ -24,8 +24,10 @@ class Moments(NamedTuple):
 class InputMap(Spec):
     """Base class of both kinds of input map: `TokenMap` before pooling, `PointMap` after it."""
 
-    per_head: ClassVar[tuple[str, ...]] = ()
-    """Names of the learned tensors whose first dimension is the head."""
+    @property
+    def by_head(self) -> tuple[str, ...]:
+        """Names of the learned tensors whose first dimension is the head."""
+        return ()
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         """Initial values of what is learned, by name."""
@@ -43,6 +45,33 @@ class TokenMap(InputMap):
     def tokens(self, x: Tensor, parameters: Parameters) -> Tensor:
         """[batch, heads, length, dim] to the same shape; hidden tokens arrive as zeros."""
         raise NotImplementedError(f"{type(self).__name__} must implement tokens(x, parameters)")
+
+    def at(self, x: Tensor, positions: Tensor, parameters: Parameters) -> Tensor:
+        """The same of tokens at these places of the sequence, [length] or [batch, length]."""
+        return self.tokens(x, parameters)
+
+    def taps(self, head_dim: int) -> int:
+        """Multiply-adds for each channel of a token, as cost counts them."""
+        return sum(kernel.numel() for kernel in self.learned(1, head_dim).values())
+
+
+@dataclass(frozen=True)
+class PositionMap(TokenMap):
+    """Base class: a map of each token by itself and its place in the sequence, before pooling like all token maps.
+
+    It mixes no tokens. So it stands under any mask, it is causal, and it takes queries from any place on.
+    """
+
+    @final
+    def causal_refusal(self) -> str | None:
+        return None
+
+    def at(self, x: Tensor, positions: Tensor, parameters: Parameters) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must implement at(x, positions, parameters)")
+
+    @final
+    def tokens(self, x: Tensor, parameters: Parameters) -> Tensor:
+        return self.at(x, torch.arange(x.shape[-2], device=x.device), parameters)
 
 
 @dataclass(frozen=True)
@@ -80,11 +109,15 @@ class Recenter(PointMap):
 
     beta: float = 1.0
     learnable: bool = False
-    per_head: ClassVar[tuple[str, ...]] = ("beta",)
     needs: ClassVar[Literal["nothing", "mean", "variance"]] = "mean"
 
     def __post_init__(self) -> None:
         _check_finite("Recenter", "beta", self.beta)
+        check_flag("Recenter", "learnable", self.learnable)
+
+    @property
+    def by_head(self) -> tuple[str, ...]:
+        return ("beta",)
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         return {"beta": torch.full((heads,), float(self.beta))} if self.learnable else {}
@@ -107,12 +140,16 @@ class BatchNorm(PointMap):
     eps: float = 1e-5
     beta: float = 1.0
     learnable: bool = False
-    per_head: ClassVar[tuple[str, ...]] = ("beta",)
     needs: ClassVar[Literal["nothing", "mean", "variance"]] = "variance"
 
     def __post_init__(self) -> None:
         _check_finite("BatchNorm", "beta", self.beta)
         _check_finite("BatchNorm", "eps", self.eps, least=0.0)
+        check_flag("BatchNorm", "learnable", self.learnable)
+
+    @property
+    def by_head(self) -> tuple[str, ...]:
+        return ("beta",)
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         return {"beta": torch.full((heads,), float(self.beta))} if self.learnable else {}
@@ -154,7 +191,8 @@ class RmsNorm(PointMap):
 
 
 def _check_finite(owner: str, name: str, value: object, least: float = -math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not -math.inf < value < math.inf or value < least:  # type: ignore[operator]
         bound = "" if least == -math.inf else f" of at least {least:g}"
         raise ValueError(f"{owner}: {name} must be a finite number{bound}, got {value!r}")
 

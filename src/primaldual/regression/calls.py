@@ -40,6 +40,12 @@ class AttentionCall:
     query_offset: int
     scale: float | None  # the factor on the scores; None for 1/√D
     left_padding: bool = True  # whether rows begin with the first token that their padding leaves
+    gate: Tensor | None = None  # [B, H, S], or [B, H, S, Dv]: g at the keys, where these come of the queries' input
+
+    def parameters_of(self, cases: slice) -> dict[str, Tensor]:
+        """What is learned, and what there is for every key of these cases."""
+        made = self.primal.made(1, 1)
+        return {name: x[cases] if name in made else x for name, x in self.parameters.items()}
 
 
 def attention_calls(model: nn.Module, batch: Any, *, solved: bool = False) -> list[AttentionCall]:
@@ -147,4 +153,5 @@ def _call(
     return AttentionCall(
         name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, parameters,
         p.query_padding, query_offset, layer.scale, layer.left_padding,
+        layer.made["gate"](p.key) if "gate" in layer.made and p.x is p.key else None,
     )  # fmt: skip

@@ -16,10 +16,7 @@ from torch import Tensor
 
 from ..dual import GroupHeadsByScale
 from ..dual.form import pooling_of
-from ..ops import attention
-from ..ops.shared_keys import written_out
 from ..primal import Primal, as_primal
-from ..primal.shared_keys import check_groups, of_keys
 from ..svr.design import design, hides_points, in_common, unpool
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
 from .certification import Certification, Check, worst
@@ -54,7 +51,6 @@ def certify(
     length: int | None = None,
     head_dim: int = 8,
     heads: int | None = None,
-    num_kv_heads: int | None = None,
     values: int = 3,
     seed: int = 0,
     epsilon: float = 0.1,
@@ -68,7 +64,6 @@ def certify(
             grid takes the nearest length that it can.
         head_dim, values: dimensions of keys and of outputs.
         heads: 4, or as many as the mechanism has scales.
-        num_kv_heads: heads of keys and values, and so regressions; each is asked by a group of the heads.
         seed: of keys, queries, targets, values and learned parameters.
         epsilon, bias: of the regression.
 
@@ -84,18 +79,15 @@ def certify(
     primal = replace(given, bias=False, residual=False)  # the layer's, outside the head's regression
     pooled = pooling_of(primal.training_set)
     heads = heads or (len(pooled.scales) if pooled and pooled.scales else 4)
-    kv_heads = heads if num_kv_heads is None else num_kv_heads
-    check_groups(heads, kv_heads)
-    primal = replace(primal, training_set=of_keys(primal.training_set, heads, kv_heads))
     tokens = fitting_length(primal, length)
     notes = [f"length {tokens}, not {length}; the patches must fill the grid"] if tokens != length else []
-    if kv_heads != heads:
-        notes.append(f"{kv_heads} regressions, each asked by a group of {heads // kv_heads} heads")
-    sparse = hides_points(primal.training_set, kv_heads, tokens)
+    sparse = hides_points(primal.training_set, heads, tokens)
     queries = tuple(sorted({0, tokens // 2, tokens - 1})) if sparse else ()
+    drawn = draw(primal, tokens, head_dim, heads, values, seed)
+    if drawn.outputs > 1:
+        notes.append("one regression for each output of a head, which has a gate of its own")
     if queries:
         notes.append(f"one regression per query; the worst over queries {', '.join(map(str, queries))}")
-    drawn = draw(primal, tokens, head_dim, kv_heads, values, seed, heads // kv_heads)
     alpha = {"zero": 0, "free": 0, "bound": 0}
     found: dict[str, list[Check]] = {}
     try:
@@ -114,7 +106,7 @@ def certify(
 
 
 def _solve(drawn: Drawn, epsilon: float, bias: bool, query: int | None) -> Fit:
-    made = design(drawn.primal, drawn.keys, drawn.targets, None, query, False, drawn.parameters)
+    made = design(drawn.primal, drawn.keys, drawn.targets, None, query, False, drawn.at_keys)
     log_h = made.log_h.masked_fill(~made.visible, torch.nan).nanmedian(-1).values
     return _fit(drawn, drawn.targets, PRICE * log_h.exp(), epsilon, bias, query)
 
@@ -124,13 +116,13 @@ def _fit(drawn: Drawn, targets: Tensor, price: Tensor, epsilon: float, bias: boo
         warnings.simplefilter("ignore", NotConvergedWarning)  # the gap is one of the checks
         return fit(
             drawn.primal, drawn.keys, targets, C=price, epsilon=epsilon, bias=bias, query=query,
-            parameters=drawn.parameters,
+            parameters=drawn.at_keys,
         )  # fmt: skip
 
 
 def _kinds(solved: Fit) -> dict[str, int]:
     size = (solved.alpha + solved.alpha_tilde)[solved.seen]
-    bound = size >= (solved.C.unsqueeze(-1).expand(solved.seen.shape)[solved.seen].unsqueeze(-1) * (1 - 1e-9))
+    bound = size >= (solved.prices[solved.seen].unsqueeze(-1) * (1 - 1e-9))
     zero = size == 0
     return {"zero": int(zero.sum()), "free": int((~zero & ~bound).sum()), "bound": int((bound & ~zero).sum())}
 
@@ -148,15 +140,14 @@ def _checks(drawn: Drawn, solved: Fit, epsilon: float, query: int | None) -> Ite
     rank = f"rank {int(points[head] - missing[head])} of {int(points[head])}"
     unique = not bool(missing.any())
     yield Check("rank deficiency", float(missing[head]), note=rank if unique else f"{rank}: α is not unique")
-    by_alpha = _asked(drawn, solved.predict, drawn.queries, query)
+    by_alpha = _outputs(lambda x: solved.predict(x, gate=drawn.gate(x)), drawn.queries, query)
     if drawn.primal.features.finite:
-        by_w = _asked(drawn, lambda x: solved.predict(x, by="primal"), drawn.queries, query)
+        by_w = _outputs(lambda x: solved.predict(x, by="primal", gate=drawn.gate(x)), drawn.queries, query)
         yield Check("by W vs by α", _difference(by_w, by_alpha), ROUTES)
     else:
         yield Check("by W vs by α", None, ROUTES, "no finite Φ")
     values = _per_token(drawn, solved.values)
-    by_attention = _outputs(lambda x: _attend(drawn, x, values), drawn.queries, query)
-    by_attention = by_attention + solved.bias.unsqueeze(-2).repeat_interleave(_group(drawn, drawn.queries), 1)
+    by_attention = _outputs(lambda x: drawn.attend(x, values), drawn.queries, query) + solved.bias.unsqueeze(-2)
     yield Check("by attention vs by α", _difference(by_attention, by_alpha), ROUTES)
     yield from _recovery(drawn, epsilon, query)
 
@@ -168,40 +159,21 @@ def _recovery(drawn: Drawn, epsilon: float, query: int | None) -> Iterator[Check
     if pooled is not None and pooled.how == "conv":
         yield from (Check(name, None, RECOVERY, "conv pooling: targets per token do not follow") for name in names)
         return
-    named = recover(drawn.primal, drawn.keys, drawn.values, epsilon=epsilon, query=query, parameters=drawn.parameters)
+    named = recover(drawn.primal, drawn.keys, drawn.values, epsilon=epsilon, query=query, parameters=drawn.at_keys)
     again = _fit(drawn, named.targets, named.C, epsilon, False, query)
     gap = _largest(again.certificate.gap)
     unsolved = "" if gap <= GAP else f"solved to a gap of {gap:.0e} only"
     for name, x in zip(names, (drawn.keys, drawn.queries), strict=False):
-        head = _outputs(lambda y: _attend(drawn, y, drawn.values), x, query)
-        yield Check(name, _difference(_asked(drawn, again.predict, x, query), head), RECOVERY, unsolved)
+        head = _outputs(lambda y: drawn.attend(y, drawn.values), x, query)
+        found = _outputs(lambda y: again.predict(y, gate=drawn.gate(y)), x, query)
+        yield Check(name, _difference(found, head), RECOVERY, unsolved)
     determined = named.unique & (named.condition <= UNIQUE)
     if not bool(determined.any()):
         reason = f"condition over {UNIQUE:.0e}" if bool(named.unique.any()) else "α is not unique"
         yield Check(names[-1], None, RECOVERY, reason)
         return
-    found = (again.alpha - again.alpha_tilde)[determined]
-    yield Check(names[-1], _difference(found, named.alpha[determined]), RECOVERY)
-
-
-def _attend(drawn: Drawn, x: Tensor, values: Tensor) -> Tensor:
-    heads, kv_heads, head_dim = x.shape[1], drawn.keys.shape[1], drawn.keys.shape[3]
-    few, many = drawn.primal.learned(kv_heads, head_dim), drawn.primal.learned(heads, head_dim, kv_heads)
-    parameters = written_out(drawn.parameters, few, many)
-    out = attention(x, drawn.keys, values, drawn.primal, parameters=parameters)
-    assert isinstance(out, Tensor)
-    return out
-
-
-def _group(drawn: Drawn, x: Tensor) -> int:
-    """How many heads of x ask each regression."""
-    return x.shape[1] // drawn.keys.shape[1]
-
-
-def _asked(drawn: Drawn, function: Callable[[Tensor], Tensor], x: Tensor, query: int | None) -> Tensor:
-    """`_outputs` where a group of heads of x asks one regression: each head of a group in turn."""
-    each = _group(drawn, x)
-    return torch.stack([_outputs(function, x[:, member::each], query) for member in range(each)], 2).flatten(1, 2)
+    alpha = (again.alpha - again.alpha_tilde)[determined]
+    yield Check(names[-1], _difference(alpha, named.alpha[determined]), RECOVERY)
 
 
 def _outputs(function: Callable[[Tensor], Tensor], x: Tensor, query: int | None) -> Tensor:
@@ -215,9 +187,8 @@ def _outputs(function: Callable[[Tensor], Tensor], x: Tensor, query: int | None)
 def _per_token(drawn: Drawn, values: Tensor) -> Tensor:
     """Values of points [1, H, W, Dv] to values of tokens that pool to them."""
     primal, keys = drawn.primal, drawn.keys
-    for map_ in primal.token_maps:
-        keys = map_.tokens(keys, drawn.parameters)
     heads, tokens = keys.shape[1:3]
+    keys = primal.on_tokens(keys, torch.arange(tokens), drawn.parameters)
     seen = torch.ones(1, 1, 1, tokens, dtype=torch.bool)
     # what pooling makes of each token alone, and of ones
     probe = torch.cat([torch.eye(tokens, dtype=keys.dtype), torch.ones(tokens, 1, dtype=keys.dtype)], -1)

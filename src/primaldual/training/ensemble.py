@@ -21,6 +21,9 @@ from .task import Batch, Task, built, cases
 
 logger = logging.getLogger(__name__)
 
+PIECES = 16
+"""A part of at most so many pieces is evaluated by one graph."""
+
 
 class Ensemble:
     """One member per seed; none of them knows of the others.
@@ -55,6 +58,7 @@ class Ensemble:
         self.members = task.members(self.weights, self.train.tensors)
         self.batches = Batches(len(self.train), recipe.batch_size, self.train.lengths, recipe.lengths)
         steps = recipe.steps or recipe.end * len(self.batches)
+        others = any(not task.decays(name, x.shape[1:]) for name, x in self.weights.parameters.items())
         self.optimizer = Optimizer(
             self.weights.matrix,
             recipe.optimizer,
@@ -63,6 +67,8 @@ class Ensemble:
             recipe.schedule,
             recipe.weight_decay,
             recipe.eps,
+            recipe.square_beta,
+            self.weights.columns(task.decays) if others else None,
         )
         self.alive = torch.ones(len(self.seeds), dtype=torch.bool, device=device)
         self.total = torch.zeros(len(self.seeds), dtype=kept, device=device)
@@ -134,9 +140,14 @@ class Ensemble:
     def evaluate(self, part: str) -> Tensor:
         """[members]: the metric on a part."""
         if part not in self._evaluations:
-            function = partial(self._evaluate, self.parts[part])
-            self._evaluations[part] = self._captured(function) if self.device.type == "cuda" else function
+            self._evaluations[part] = self._evaluation(self.parts[part])
         return self._evaluations[part]()
+
+    def _evaluation(self, part: Part) -> Callable[[], Tensor]:
+        if len(part) > PIECES * self.members.at_once(part.tensors):
+            return partial(self._evaluate_in_pieces, part, {})
+        whole = partial(self._evaluate, part)
+        return self._captured(whole) if self.device.type == "cuda" else whole
 
     @torch.no_grad()
     def _evaluate(self, part: Part) -> Tensor:
@@ -145,9 +156,27 @@ class Ensemble:
         size = self.members.at_once(part.tensors)
         for rows, length in part.pieces(size):
             found, many = self.members.score(self.task.take(part.tensors, rows, length))
-            total += found
+            total = total + found
             count = count + many
         return self.task.finish(total, count)
+
+    def _evaluate_in_pieces(self, part: Part, made: dict[tuple[int, int | None], Callable[[Tensor], Tensor]]) -> Tensor:
+        """The same with a graph for every size of piece, of which there are few, and not one of all pieces."""
+        sums = torch.zeros(2, len(self.seeds), dtype=self.total.dtype, device=self.device)
+        for piece, length in part.pieces(self.members.at_once(part.tensors)):
+            rows = torch.arange(piece.start, min(piece.stop, len(part)), device=self.device)
+            size = len(rows), length
+            if size not in made:
+                score = partial(self._score, part, length)
+                made[size] = self._captured(score, rows) if self.device.type == "cuda" else score
+            sums = sums + made[size](rows)
+        return self.task.finish(*sums.unbind())
+
+    @torch.no_grad()
+    def _score(self, part: Part, length: int | None, rows: Tensor) -> Tensor:
+        """[2, members]: of these rows of a part, the sum and the count."""
+        found, many = self.members.score(self.task.take(part.tensors, rows, length))
+        return torch.stack([found, torch.zeros_like(found) + many])
 
     def _captured(self, function: Callable[..., Tensor], *inputs: Tensor) -> Callable[..., Tensor]:
         """A graph; the warm-up leaves no trace, in the random state neither.
@@ -170,9 +199,7 @@ class Ensemble:
     @property
     def generator(self) -> torch.Generator:
         """What dropout draws from."""
-        if self.device.type != "cuda":
-            return torch.default_generator
-        return torch.cuda.default_generators[self.weights.matrix.get_device()]
+        return self.weights.generator
 
     def model(self, member: int) -> nn.Module:
         """A member as a model of its own, on the CPU, as the task delivers it."""

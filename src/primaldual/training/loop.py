@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..base.randomness import lent
 from .batches import Chosen, mix
 from .ensemble import Ensemble
 from .progress import History, Progress, Watch, best_at
+
+SAVING = 20.0
+"""So many times as long as it takes to keep what is done, is worked before it is kept again."""
 
 
 class Training:
@@ -38,6 +43,9 @@ class Training:
         self._random: Tensor | None = None
         self._batches: list[Chosen] = []  # those of the epoch
         self._since = time.perf_counter()
+        self.paces: list[float] = []  # seconds of a step, between every two evaluations
+        self._first: float | None = None  # the same of the first ones of a process, which prepare what follows
+        self._pacing = (0, 0.0)  # since which step, and when
 
     @property
     def at(self) -> int:
@@ -49,6 +57,11 @@ class Training:
         """Whether there is nothing left to do."""
         return self.evaluated >= self.recipe.end or not any(self.active)
 
+    @property
+    def seconds_per_step(self) -> float | None:
+        """The median, without evaluations and without what is kept in between."""
+        return median(self.paces) if self.paces else self._first
+
     def run(
         self, watch: Sequence[Watch] = (), save: Callable[[Training], None] | None = None, every: float = 15.0
     ) -> None:
@@ -57,21 +70,29 @@ class Training:
         Args:
             watch: called after every evaluation; on a CPU also between them, once a second.
             save: called between two batches, to keep `state()`; and at the end.
-            every: seconds between two calls of `save`.
+            every: seconds between two calls of `save`; more where they take long, so that they take a twentieth of the
+                time at most. 0: after every batch.
         """
-        with self._own_randomness(), self._on_device(), torch.enable_grad():
+        with self._randomness(), self._on_device(), torch.enable_grad():
             self._since = saved = told = time.perf_counter()
+            self._pacing, pause = (self.step, saved), every
             while not self.finished:
                 if self.at > self.evaluated and self.recipe.evaluates(self.at):
+                    self._pace()
                     progress = self._evaluate()
+                    self._pacing = self.step, time.perf_counter()
                     for one in watch:
                         one(progress)
                     continue
                 self.train_batch()
                 now = time.perf_counter()
-                if save and now - saved >= every:
+                if save and now - saved >= pause:
+                    self._wait()
+                    now = time.perf_counter()
                     save(self)
                     saved = time.perf_counter()
+                    pause = max(every, SAVING * (saved - now)) if every else 0.0
+                    self._pacing = self._pacing[0], self._pacing[1] + saved - now
                 if self.ensemble.device.type == "cpu" and now - told >= 1.0:  # elsewhere steps are only queued
                     for one in watch:
                         one(self._progress(self._share, {}))
@@ -84,14 +105,27 @@ class Training:
                 if self.recipe.test_at_end and "test" in self.ensemble.parts:
                     self._test_chosen()
 
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """The caller's random state is left alone."""
-        before = self.ensemble.generator.get_state()
-        try:
-            yield
-        finally:
-            self.ensemble.generator.set_state(before)
+    def _randomness(self) -> AbstractContextManager[None]:
+        """The caller's random state is left alone: on a GPU graphs draw from it, and one ensemble trains at a time."""
+        generator = self.ensemble.generator
+        return lent(generator) if generator.device.type == "cuda" else nullcontext()
+
+    def _wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self.ensemble.device.type == "cuda":
+            torch.cuda.synchronize(self.ensemble.device)
+
+    def _pace(self) -> None:
+        """Note how long a step took since the evaluation before."""
+        self._wait()
+        step, since = self._pacing
+        if self.step == step:
+            return
+        seconds = (time.perf_counter() - since) / (self.step - step)
+        if self._first is None:
+            self._first = seconds
+        else:
+            self.paces.append(seconds)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Graphs are captured and replayed on the current device."""
@@ -123,7 +157,7 @@ class Training:
         self.seen = 0
 
     def _evaluate(self) -> Progress:
-        """The only place that waits for the device."""
+        """With what is kept, the only place that waits for the device."""
         ensemble, unit = self.ensemble, self.recipe.unit
         waits = {"test"} if self.recipe.test_at_end and self.at < self.recipe.end else set()
         due = [part for part in ensemble.parts if part not in waits]
@@ -183,10 +217,14 @@ class Training:
 
     def _test_chosen(self) -> None:
         """What the weights that validation chose give on the test part, to where they stand in the history."""
+        more = self.ensemble.task.metric.more_is_better
+        best = [best_at(history["validation"], more) if history["validation"] else None for history in self.history]
+        if all(i is None or history["test"][i] is not None for i, history in zip(best, self.history, strict=True)):
+            return  # they are the last ones
         values = self.ensemble.evaluate("test").tolist()
-        for history, value in zip(self.history, values, strict=True):
-            if history["validation"]:
-                history["test"][best_at(history["validation"], self.ensemble.task.metric.more_is_better)] = value
+        for i, history, value in zip(best, self.history, values, strict=True):
+            if i is not None:
+                history["test"][i] = value
 
     def _of_model(self) -> dict[str, Tensor]:
         return {n: x for n, x in self.ensemble.tensors().items() if n == "weights" or n.startswith("buffers.")}
@@ -195,7 +233,7 @@ class Training:
         """All that the rest of the training depends on: tensors, and what goes into JSON."""
         self._clock()
         tensors = {f"chosen.{name}": x for name, x in self._chosen.items()} | self.ensemble.tensors()
-        about = {name: getattr(self, name) for name in _PLAIN}
+        about = {name: getattr(self, name) for name in (*_PLAIN, "paces")}
         return tensors | {"random": self.ensemble.generator.get_state()}, about
 
     def _clock(self) -> None:
@@ -211,6 +249,7 @@ class Training:
         self._batches = []
         for name in _PLAIN:
             setattr(self, name, about[name])
+        self.paces = list(about.get("paces", ()))  # of a version that kept none
 
 
 _PLAIN = ("epoch", "batch", "step", "evaluated", "seen", "seconds", "history", "active", "failures")

@@ -18,6 +18,7 @@ from ..kernels.encoder import clipped_update
 from .schedule import BETA, Constant, Schedule
 
 SQUARE_BETA = 0.999
+"""β₂ unless a recipe says otherwise."""
 
 OPTIMIZERS = ("radam", "adam", "adamw")
 
@@ -43,11 +44,13 @@ class Optimizer:
         schedule: of the learning rate.
         weight_decay: of "adamw".
         eps: what is added to √v.
+        square_beta: β₂, the share of itself that v keeps.
+        decayed: [columns], boolean: which weights the decay is for; None for all of them.
     """
 
     def __init__(
         self, matrix: Tensor, kind: str, learning_rate: float, steps: int, schedule: Schedule | None = None,
-        weight_decay: float = 0.0, eps: float = 1e-8,
+        weight_decay: float = 0.0, eps: float = 1e-8, square_beta: float = SQUARE_BETA, decayed: Tensor | None = None,
     ) -> None:  # fmt: skip
         schedule = schedule or Constant()
         self.matrix = matrix
@@ -61,11 +64,14 @@ class Optimizer:
                 schedule.beta(step, steps),
                 weight_decay,
                 eps,
+                square_beta,
             )
             for step in range(steps)
         ]
         self._table = torch.tensor(rows, dtype=torch.float64).to(matrix)
         self._cycles, self._shrinks = schedule.cycles_beta, bool(weight_decay)
+        self._square_share = 1 - square_beta
+        self._decayed = decayed if weight_decay else None
 
     def tensors(self) -> dict[str, Tensor]:
         """What a step changes beside the matrix."""
@@ -79,9 +85,9 @@ class Optimizer:
         a, b, c, share, shrink = row.unbind(1)
         self.done.add_(1)
         self.mean.lerp_(gradient, share if self._cycles else 1 - BETA)
-        self.square.mul_(SQUARE_BETA).addcmul_(gradient, gradient, value=1 - SQUARE_BETA)
+        self.square.mul_(1 - self._square_share).addcmul_(gradient, gradient, value=self._square_share)
         if self._shrinks:
-            self.matrix.mul_(shrink)
+            self.matrix.mul_(shrink if self._decayed is None else torch.where(self._decayed, shrink, 1.0))
         self.matrix.sub_((self.mean * a).div_(self.square.sqrt().mul_(b).add_(c)))
 
     def clipped_step(self, norms: Tensor, clip: float, alive: Tensor, reduced: Tensor) -> None:
@@ -97,22 +103,23 @@ class Optimizer:
         assert gradient is not None
         clipped_update(
             self.matrix, gradient, self.mean, self.square, reduced, norms, clip, alive, self._table, self.done,
-            1 - SQUARE_BETA,
+            self._square_share, self._decayed,
         )  # fmt: skip
         self.done.add_(1)
 
 
 def coefficients(
-    kind: str, learning_rate: float, step: int, beta: float = BETA, weight_decay: float = 0.0, eps: float = 1e-8
-) -> Coefficients:
+    kind: str, learning_rate: float, step: int, beta: float = BETA, weight_decay: float = 0.0, eps: float = 1e-8,
+    square_beta: float = SQUARE_BETA,
+) -> Coefficients:  # fmt: skip
     """Of a step, the first of which is 1."""
-    first, second = 1 - beta**step, 1 - SQUARE_BETA**step
+    first, second = 1 - beta**step, 1 - square_beta**step
     share, shrink = 1 - beta, 1 - learning_rate * weight_decay
     if kind != "radam":
         rate = learning_rate * math.sqrt(second) / first
         return Coefficients(rate, 1.0, eps * math.sqrt(second), share, shrink)
-    longest = 2 / (1 - SQUARE_BETA) - 1
-    length = longest - 2 * step * SQUARE_BETA**step / second
+    longest = 2 / (1 - square_beta) - 1
+    length = longest - 2 * step * square_beta**step / second
     if length <= 5.0:
         return Coefficients(learning_rate / first, 0.0, 1.0, share, shrink)
     ratio = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)

@@ -31,8 +31,9 @@ class Recipe(Spec):
             Batch norm sees a part at a time.
         optimizer: "radam", "adam" or "adamw", with torch's own settings.
         learning_rate, schedule: of every step: `Constant`, `Cosine`, `Linear` or `OneCycle`.
-        weight_decay: of "adamw".
+        weight_decay: of "adamw", on the parameters that the task says it is for.
         eps: what the optimiser adds to the root of the mean square.
+        square_beta: β₂, the share of itself that the optimiser's mean square keeps.
         clip: the largest norm of a member's gradient; None for any.
         dtype: "float32"; "bfloat16", with float32 weights behind it; or "float64".
         evaluate_every: epochs (or steps) between evaluations; the first and the last are always evaluated.
@@ -66,6 +67,7 @@ class Recipe(Spec):
     patience: int = 0
     balanced: bool = False
     lengths: int = 4
+    square_beta: float = 0.999
 
     def __post_init__(self) -> None:
         if self.model is not None and not isinstance(self.model, Spec):
@@ -89,6 +91,8 @@ class Recipe(Spec):
             raise ValueError(f"Recipe: weight_decay is of optimizer 'adamw', got {self.optimizer!r}")
         if not is_number(self.validation) or not 0.0 <= self.validation < 1.0:
             raise ValueError(f"Recipe: validation must be a share in [0, 1), got {self.validation!r}")
+        if not is_number(self.square_beta) or not 0.0 < self.square_beta < 1.0:
+            raise ValueError(f"Recipe: square_beta must be in (0, 1), got {self.square_beta!r}")
         if self.accumulate > self.batch_size:
             raise ValueError(
                 f"Recipe: a batch of {self.batch_size} cannot be divided into {self.accumulate} parts; give a smaller "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ class Stacked:
         exact = [name for name in shapes if is_precise(name)]
         others = [name for name in shapes if not is_precise(name)]
         self.fused = usable(device, computed)
+        self.generator = generator_of(device)
         self._shapes = {name: shapes[name] for name in (*exact, *others)}
         self.count = sum(shape.numel() for shape in shapes.values())
         columns = sum(_columns(shape) for shape in shapes.values())
@@ -73,6 +74,13 @@ class Stacked:
     def named(self, matrix: Tensor) -> Iterator[tuple[str, Tensor]]:
         """A tensor […, count], such as the gradient, as views by the name of the parameter."""
         return self._split(list(self._shapes), matrix)
+
+    def columns(self, wanted: Callable[[str, torch.Size], bool]) -> Tensor:
+        """[columns], boolean: those of the parameters that are wanted, by name and shape."""
+        found = torch.zeros(self.matrix.shape[1], dtype=torch.bool)
+        for name, view in self.named(found):
+            view.fill_(wanted(name, self._shapes[name]))
+        return found.to(self.matrix.device)
 
     def _split(self, names: list[str], part: Tensor) -> Iterator[tuple[str, Tensor]]:
         columns = part.detach().split([_columns(self._shapes[name]) for name in names], -1) if names else ()
@@ -124,6 +132,13 @@ class Stacked:
         }
         model.to(self.matrix.dtype).load_state_dict(state, strict=False)
         return model.eval()
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """What members draw from: one of their own on the CPU; on a GPU the device's, which its graphs know."""
+    if device.type != "cuda":
+        return torch.Generator()
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _untrained(model: nn.Module) -> dict[str, Tensor]:

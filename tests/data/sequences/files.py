@@ -15,7 +15,7 @@ PACKED = {"tar.gz": "w:gz", "tar.xz": "w:xz", "tar": "w"}
 REVIEWS = {
     "aclImdb/train/pos/10_9.txt": "Splendid \u2013 ten of ten.".encode(),
     "aclImdb/train/pos/2_7.txt": b"Fine.<br /><br />Really.",
-    "aclImdb/train/neg/0_3.txt": b"Dull." + bytes(5000),
+    "aclImdb/train/neg/0_3.txt": b"Dull." + 5000 * b".",
     "aclImdb/test/neg/1_1.txt": b"No.",
     "aclImdb/test/pos/0_10.txt": b"Yes.",
     "aclImdb/train/unsup/0_0.txt": b"without a label",

@@ -10,8 +10,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from ...base.style import COLOURS, INK, figure, png, style
-from ..plot import PALETTE
+from ...base.style import COLOURS, INK, PALETTE, figure, png, style
 from ..session import Measurement
 from .setting import BASELINES, MECHANISMS, STEPS
 from .stated import ratio

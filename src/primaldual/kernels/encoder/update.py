@@ -12,7 +12,7 @@ BLOCK = 1024
 
 def clipped_update(
     matrix: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, reduced: Tensor, norms: Tensor, clip: float,
-    alive: Tensor, table: Tensor, done: Tensor, square_share: float,
+    alive: Tensor, table: Tensor, done: Tensor, square_share: float, decayed: Tensor | None = None,
 ) -> None:  # fmt: skip
     """A step of RAdam, Adam or AdamW in place, by a gradient whose rows are cut to a norm.
 
@@ -25,12 +25,16 @@ def clipped_update(
         table: coefficients of every step: those of `done` are taken, or the last ones.
         done: how many steps came before.
         square_share: of the gradient's square in `square`.
+        decayed: [count], boolean: the weights that shrink; None for all of them.
     """
     from .update_kernel import update
 
     members, count = matrix.shape
     launch_kernel(
         update, (-(-count // BLOCK), members, 1),
-        (matrix, gradient, mean, square, reduced, norms, alive, table, done),
-        (count, count - reduced.shape[1], len(table), clip, square_share, BLOCK, reduced.shape[1] > 0),
+        (matrix, gradient, mean, square, reduced, norms, alive, table, done, alive if decayed is None else decayed),
+        (
+            count, count - reduced.shape[1], len(table), clip, square_share, BLOCK, reduced.shape[1] > 0,
+            decayed is not None,
+        ),
     )  # fmt: skip

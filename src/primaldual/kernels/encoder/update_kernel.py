@@ -9,9 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def update(
-    matrix_ptr, gradient_ptr, mean_ptr, square_ptr, reduced_ptr, norm_ptr, alive_ptr, table_ptr, done_ptr, count, exact,
-    steps, clip, second,
-    BLOCK: tl.constexpr, HAS_REDUCED: tl.constexpr,
+    matrix_ptr, gradient_ptr, mean_ptr, square_ptr, reduced_ptr, norm_ptr, alive_ptr, table_ptr, done_ptr, decayed_ptr,
+    count, exact, steps, clip, second,
+    BLOCK: tl.constexpr, HAS_REDUCED: tl.constexpr, SOME_DECAY: tl.constexpr,
 ):  # fmt: skip
     """A step of RAdam, Adam or AdamW on a gradient cut to a norm, 0 for who is not alive; and the reduced copy."""
     member = tl.program_id(1).to(tl.int64)
@@ -27,7 +27,11 @@ def update(
     mean += (gradient - mean) * tl.load(row + 3)
     square += (gradient * gradient - square) * second
     x = tl.load(matrix_ptr + at, mask=here, other=0.0)
-    x *= tl.load(row + 4)
+    shrink = tl.load(row + 4)
+    if SOME_DECAY:
+        x *= tl.where(tl.load(decayed_ptr + column, mask=here, other=0) != 0, shrink, 1.0)
+    else:
+        x *= shrink
     x -= mean * tl.load(row) / (tl.sqrt(square) * tl.load(row + 1) + tl.load(row + 2))
     tl.store(mean_ptr + at, mean, mask=here)
     tl.store(square_ptr + at, square, mask=here)

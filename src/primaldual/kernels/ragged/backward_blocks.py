@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ..dropout import drop
-from .parts import LOG2E, hash_columns, hash_rows, in_pattern, load, pattern_of, places_of, store, visible
+from .parts import LOG2E, OWN, hash_columns, hash_rows, in_pattern, load, pattern_of, places_of, store, visible
 
 
 @triton.jit
@@ -53,6 +53,53 @@ def store_points(
         dv_at = dv_ptr + token[:, None] * dv_row + dv[None, :]
         tl.store(dk_at, (dk * share[:, None]).to(dk_ptr.dtype.element_ty), mask=write & (d[None, :] < D))
         tl.store(dv_at, (dvalue * share[:, None]).to(dv_ptr.dtype.element_ty), mask=write & (dv[None, :] < DV))
+
+
+@triton.jit
+def store_windows(
+    dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, window, tokens, k_ptr, v_ptr, k_row, v_row, q_base, grad_base,
+    q_row, grad_row, rows_ptr, width, L, seed, scale, threshold, keep,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """`store_points`, and what tokens get from the queries of their own window, whose point is its mean up to them.
+
+    From the last token of every window to the first: the sum that a mean is made of loses what comes after it, and
+    what a query gives goes to its token and to all before.
+    """
+    back = scale / (LOG2E * keep)
+    d = tl.arange(0, BLOCK_D)
+    dv = tl.arange(0, BLOCK_DV)
+    size = tl.maximum(tl.minimum(tokens - columns * window, window), 1).to(tl.float32)
+    dk /= size[:, None]
+    dvalue /= size[:, None]
+    k = tl.zeros(dk.shape, tl.float32)
+    v = tl.zeros(dvalue.shape, tl.float32)
+    for place in range(window):
+        token = columns * window + place
+        k += load(k_ptr + token[:, None] * k_row + d[None, :], token, tokens, d, D, BLOCK_D, True)
+        v += load(v_ptr + token[:, None] * v_row + dv[None, :], token, tokens, dv, DV, BLOCK_DV, True)
+    for later in range(window):
+        place = window - 1 - later
+        token = columns * window + place
+        share = 1.0 / (place + 1)
+        q = load(q_base + token[:, None] * q_row + d[None, :], token, L, d, D, BLOCK_D, True).to(tl.float32)
+        grad = load(grad_base + token[:, None] * grad_row + dv[None, :], token, L, dv, DV, BLOCK_DV, True)
+        grad = grad.to(tl.float32)
+        exists = token < L
+        lse = tl.load(rows_ptr + token, mask=exists, other=float("inf"))
+        delta_row = tl.load(rows_ptr + width + token, mask=exists, other=0.0)
+        p = weight(tl.sum(q * k, 1) * (scale * share) - lse)
+        dropped = p
+        if DROPOUT:
+            row_bits = tl.load(rows_ptr + 2 * width + token, mask=exists, other=0.0).to(tl.uint32, bitcast=True)
+            dropped = drop(p, row_bits, hash_columns(seed, token * 0 + OWN), threshold)
+        ds = score_gradient(p, dropped, tl.sum(grad * v, 1) * share, delta_row, DROPOUT)
+        dk += (ds * (back * share))[:, None] * q
+        dvalue += (dropped * (share / keep))[:, None] * grad
+        store(dk_ptr + token[:, None] * dk_row + d[None, :], dk, token, tokens, d, D)
+        store(dv_ptr + token[:, None] * dv_row + dv[None, :], dvalue, token, tokens, dv, DV)
+        k -= load(k_ptr + token[:, None] * k_row + d[None, :], token, tokens, d, D, BLOCK_D, True)
+        v -= load(v_ptr + token[:, None] * v_row + dv[None, :], token, tokens, dv, DV, BLOCK_DV, True)
 
 
 @triton.jit
@@ -183,13 +230,16 @@ def backward_head(
 @triton.jit
 def backward_keys(
     q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, batch_head, block, L, count,
-    window, seed, scale, threshold, keep,
+    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, tokens_k_ptr, tokens_v_ptr,
+    tk_row, tv_row, batch_head, block, L, count, window, seed, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr,
-    DROPOUT: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, RUN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PATTERN: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one block of points, over all queries; and dq, where the block is all that the head has (WHOLE)."""
+    """dk and dv of one block of points, over all queries; and dq, where the block is all that the head has (WHOLE).
+
+    With RUN queries have the running means of their windows as points of their own, and tokens a share in these.
+    """
     columns = block * BN + tl.arange(0, BN)
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
@@ -247,10 +297,23 @@ def backward_keys(
             store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
         lse = next_lse
         delta_row = next_delta
-    store_points(
-        dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
-        BLOCK_DV,
-    )  # fmt: skip
+    dk *= back
+    dvalue /= keep
+    if RUN:
+        if window > 1:
+            store_windows(
+                dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, window, tokens, tokens_k_ptr, tokens_v_ptr,
+                tk_row, tv_row, q_base, grad_base, q_row, grad_row, rows_ptr, width, L, seed, scale, threshold, keep,
+                D, DV, BLOCK_D, BLOCK_DV, DROPOUT,
+            )  # fmt: skip
+        else:
+            store_points(
+                dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D, BLOCK_DV
+            )
+    else:
+        store_points(
+            dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D, BLOCK_DV
+        )
 
 
 @triton.jit

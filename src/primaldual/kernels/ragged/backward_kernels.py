@@ -18,8 +18,10 @@ from .backward_blocks import (
     weight,
 )
 from .parts import (
+    GIVEN,
     LOG2E,
     OWN,
+    RUNNING,
     begin,
     hash_columns,
     hash_rows,
@@ -28,6 +30,7 @@ from .parts import (
     places_of,
     points_of,
     reach,
+    running_means,
     store,
     strides,
     tokens_of,
@@ -78,7 +81,7 @@ def backward(
     bias_width, marks_width, H, L, width, tokens, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BM_K: tl.constexpr, BN_K: tl.constexpr, BM_Q: tl.constexpr, BN_Q: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OWN: tl.constexpr,
+    CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, OWN_POINT: tl.constexpr,
     DROPOUT: tl.constexpr, PATTERN: tl.constexpr, EXPAND: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
     HAS_TOKENS: tl.constexpr, ALIGNED: tl.constexpr, EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -114,6 +117,9 @@ def backward(
     grad_base = grad_ptr + batch * grad_batch + head * grad_head
     dq_base = dq_ptr + batch * dq_batch + head * dq_head
     lse_base = lse_ptr + batch_head * L
+    if OWN_POINT == RUNNING:
+        tokens_k_ptr += batch * tk_batch + head * tk_head
+        tokens_v_ptr += batch * tv_batch + head * tv_head
     if PARTS != 4:
         rows_ptr += batch_head * (2 + DROPOUT) * width
     if PARTS == 8:
@@ -159,15 +165,17 @@ def backward(
             backward_keys(
                 q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
                 marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
-                batch_head, block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K,
-                BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, PARTS != 4, True, PRECISION,
+                tokens_k_ptr, tokens_v_ptr, tk_row, tv_row, batch_head, block, L, count, window, seed, scale,
+                threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN, CAUSAL, False, HAS_BIAS,
+                PATTERN, DROPOUT, PARTS != 4, True, PRECISION,
             )  # fmt: skip
         elif PARTS != 4:
             backward_keys(
                 q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
                 marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
-                batch_head, block, L, count, window, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K,
-                BN_K, EVEN, CAUSAL, HAS_BIAS, PATTERN, DROPOUT, True, False, PRECISION,
+                tokens_k_ptr, tokens_v_ptr, tk_row, tv_row, batch_head, block, L, count, window, seed, scale,
+                threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN, CAUSAL, OWN_POINT == RUNNING,
+                HAS_BIAS, PATTERN, DROPOUT, True, False, PRECISION,
             )  # fmt: skip
     elif PARTS != 1 and PARTS != 4 and PARTS != 5 and PARTS < 8:
         rows = block * BM_Q + tl.arange(0, BM_Q)
@@ -193,10 +201,17 @@ def backward(
             phase_span, clear, end, row_bits, seed, scale, threshold, D, DV, BLOCK_D, BLOCK_DV, BN_Q, True, HAS_BIAS,
             PATTERN, DROPOUT, PRECISION,
         )  # fmt: skip
-        if HAS_OWN:
+        if OWN_POINT:
             own = batch_head * L + rows
-            own_k = load(own_k_ptr + own[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True).to(tl.float32)
-            own_v = load(own_v_ptr + own[:, None] * DV + dv[None, :], rows, L, dv, DV, BLOCK_DV, True).to(tl.float32)
+            if OWN_POINT == RUNNING:
+                own_k = load(tokens_k_ptr + rows[:, None] * tk_row + d[None, :], rows, L, d, D, BLOCK_D, True)
+                own_v = load(tokens_v_ptr + rows[:, None] * tv_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
+                own_k = running_means(own_k, rows, window, PRECISION)
+                own_v = running_means(own_v, rows, window, PRECISION)
+            else:
+                own_k = load(own_k_ptr + own[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True).to(tl.float32)
+                own_v = load(own_v_ptr + own[:, None] * DV + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
+                own_v = own_v.to(tl.float32)
             s = tl.sum(q.to(tl.float32) * own_k, 1) * scale
             if HAS_BIAS:
                 s += tl.load(own_bias_ptr + own, mask=rows < L, other=0.0) * LOG2E
@@ -207,10 +222,11 @@ def backward(
                 dropped = drop(p, row_bits, hash_columns(seed, rows * 0 + OWN), threshold)
             ds = score_gradient(p, dropped, dp, delta_row, DROPOUT)
             dq += ds[:, None] * own_k
-            down_k = ds[:, None] * q.to(tl.float32) * back
-            down_v = (dropped / keep)[:, None] * grad.to(tl.float32)
-            store(down_k_ptr + own[:, None] * D + d[None, :], down_k, rows, L, d, D)
-            store(down_v_ptr + own[:, None] * DV + dv[None, :], down_v, rows, L, dv, DV)
+            if OWN_POINT == GIVEN:
+                down_k = ds[:, None] * q.to(tl.float32) * back
+                down_v = (dropped / keep)[:, None] * grad.to(tl.float32)
+                store(down_k_ptr + own[:, None] * D + d[None, :], down_k, rows, L, d, D)
+                store(down_v_ptr + own[:, None] * DV + dv[None, :], down_v, rows, L, dv, DV)
         dq *= back
         store(dq_base + rows[:, None] * dq_row + d[None, :], dq, rows, L, d, D)
 

@@ -26,6 +26,7 @@ from .backward_kernels import finish_dq as finish_dq
 from .parts import (
     LOG2E,
     OWN,
+    RUNNING,
     begin,
     follow,
     hash_columns,
@@ -36,6 +37,7 @@ from .parts import (
     places_of,
     points_of,
     reach,
+    running_means,
     store,
     strides,
     taken_off,
@@ -113,7 +115,7 @@ def forward(
     bias_width, marks_width, H, L, blocks, factor, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BP: tl.constexpr, CAUSAL: tl.constexpr, HAS_SHIFT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_OWN: tl.constexpr, DROPOUT: tl.constexpr, PATTERN: tl.constexpr, HAS_TOKENS: tl.constexpr,
+    OWN_POINT: tl.constexpr, DROPOUT: tl.constexpr, PATTERN: tl.constexpr, HAS_TOKENS: tl.constexpr,
     ALIGNED: tl.constexpr, EIGHTS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out and log-sum-exp (−inf where a query sees nothing) of one block of queries; and these, less their shift.
@@ -179,10 +181,18 @@ def forward(
     if q.dtype == tl.float16:
         m *= scale
     total = tl.sum(total, 1)
-    if HAS_OWN:
+    if OWN_POINT:
         own = (batch * H + head) * L + rows
-        own_k = load(own_k_ptr + own[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True).to(tl.float32)
-        own_v = load(own_v_ptr + own[:, None] * DV + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
+        if OWN_POINT == RUNNING:
+            own_k_ptr = tokens_k_ptr + batch * tk_batch + head * tk_head
+            own_v_ptr = tokens_v_ptr + batch * tv_batch + head * tv_head
+            own_k = load(own_k_ptr + rows[:, None] * tk_row + d[None, :], rows, L, d, D, BLOCK_D, True)
+            own_v = load(own_v_ptr + rows[:, None] * tv_row + dv[None, :], rows, L, dv, DV, BLOCK_DV, True)
+            own_k = running_means(own_k, rows, window, PRECISION)
+            own_v = running_means(own_v, rows, window, PRECISION)
+        else:
+            own_k = load(own_k_ptr + own[:, None] * D + d[None, :], rows, L, d, D, BLOCK_D, True).to(tl.float32)
+            own_v = load(own_v_ptr + own[:, None] * DV + dv[None, :], rows, L, dv, DV, BLOCK_DV, True).to(tl.float32)
         s = tl.sum(q.to(tl.float32) * own_k, 1) * scale
         if HAS_BIAS:
             s += tl.load(own_bias_ptr + own, mask=rows < L, other=0.0) * LOG2E
@@ -194,7 +204,7 @@ def forward(
         total = total * fade + p
         if DROPOUT:
             p = drop(p, row_bits, hash_columns(seed, rows * 0 + OWN), threshold)
-        acc = acc * fade[:, None] + p[:, None] * own_v.to(tl.float32)
+        acc = acc * fade[:, None] + p[:, None] * own_v
         m = m_new
     empty = total == 0.0
     out = acc / tl.where(empty, 1.0, total * keep)[:, None]

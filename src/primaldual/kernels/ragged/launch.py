@@ -40,7 +40,8 @@ class Call(NamedTuple):
     causal: bool = False
     dropout_p: float = 0.0
     seed: Tensor | None = None
-    tokens: tuple[Tensor | None, Tensor | None] = (None, None)  # keys and values of heads whose windows hold one token
+    tokens: tuple[Tensor | None, Tensor | None] = (None, None)  # keys and values, which windows of one token are
+    running: bool = False  # queries have a point of their own, the mean of their window up to them, of the tokens
     marks: Tensor | None = None  # what a sparse pattern keeps, see `marks`
 
     @property
@@ -49,9 +50,10 @@ class Call(NamedTuple):
         return min(int(self.dropout_p * 2**32), 2**32 - 1)
 
     @property
-    def has(self) -> tuple[bool, bool, bool, bool, bool]:
-        """Whether it is causal, and has a shift, a bias, points of their own, dropout."""
-        own = self.own_k is not None
+    def has(self) -> tuple[bool, bool, bool, int, bool]:
+        """Whether it is causal, and has a shift, a bias, dropout; and before the last: 1 where queries are given points
+        of their own, 2 where these are running means."""
+        own = 2 if self.running else int(self.own_k is not None)
         return self.causal, self.shift is not None, self.bias is not None, own, self.dropout_p > 0.0
 
     @property

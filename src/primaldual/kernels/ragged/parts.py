@@ -12,6 +12,8 @@ from ..sums import window_size
 
 LOG2E = tl.constexpr(1.4426950408889634)
 OWN = tl.constexpr(1 << 30)  # the column, to dropout, of a query's own point
+GIVEN = tl.constexpr(1)  # where that comes from: from memory, or
+RUNNING = tl.constexpr(2)  # it is the mean of the query's own window up to it
 
 
 @triton.jit
@@ -162,6 +164,14 @@ def reach(rows, block, L, count, window, BM: tl.constexpr, BN: tl.constexpr, CAU
         end = count
         clear = count
     return seen, clear // BN * BN, end
+
+
+@triton.jit
+def running_means(tokens, rows, window, PRECISION: tl.constexpr):
+    """Each token's window up to it, in the mean, float32: of a tile whose first row begins a window."""
+    earlier = (rows[None, :] <= rows[:, None]) & (rows[None, :] // window == rows[:, None] // window)
+    sums = tl.dot(earlier.to(tokens.dtype), tokens, input_precision=PRECISION)
+    return sums / (rows % window + 1).to(tl.float32)[:, None]
 
 
 @triton.jit

@@ -79,8 +79,11 @@ def tokens_forward(
         shift = Shift(sums, _factor(scales, S), beta)
     if pooled:
         keys, values, _ = pool(k, v, layout, False, unpooled)
-    tokens = (k, v) if unpooled else (None, None)
-    call = Call(layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
+    running = pooled and is_causal
+    tokens = (k, v) if unpooled or running else (None, None)
+    call = Call(
+        layout, shift, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, running=running, marks=marks
+    )
     points = (keys, values) if pooled else (k, v)
     out, lse = forward(q, *points, v.shape[-1], call, shifted if shifted.numel() else None)
     return out, lse, keys, values, sums, shifted
@@ -136,8 +139,9 @@ def tokens_gradients(
     unpooled, pooled = _reading_tokens(scales), max(scales) > 1
     layout = layouts.pooled(tuple(scales), B, S, D, DV, unpooled > 0) if pooled else layouts.of_tokens(k, v)
     points = (keys, values) if pooled else (k, v)
-    tokens = (k, v) if unpooled else (None, None)
-    call = Call(layout, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, marks=marks)
+    running = pooled and is_causal
+    tokens = (k, v) if unpooled or running else (None, None)
+    call = Call(layout, causal=is_causal, dropout_p=dropout_p, seed=seed, tokens=tokens, running=running, marks=marks)
     backward(grad, q, *points, out, lse, call, dk, dv, S, dq=dq)
     if beta is not None:  # what the mean's gradient adds to keys is the same for all of a window
         sums = sum_rows(dq)

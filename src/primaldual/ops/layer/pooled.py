@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ...dual import Expansion, GroupHeadsByScale, PoolBeforeProjection, Rewrite
-from ...dual.form import pooling_of
+from ...dual.form import knows_positions, pooling_of
 from ...primal import AllKeys, Pooled, Primal
 from .._attention import attention
 from ..estimates import Estimate
@@ -31,8 +31,12 @@ def refusal(p: LayerProblem) -> str | None:
     """Why this route cannot compute the problem; None where it can."""
     if pooling_of(p.primal.training_set) is None or p.form.subset != "all" or max(p.scales) == 1:
         return "no head is fitted to pooled keys alone"
+    if knows_positions(p.primal.features):
+        return "a kernel of positions asks where the tokens of a point stand"
     if reason := PoolBeforeProjection.refusal(p.primal):
         return reason
+    if p.form.weighted:
+        return "the weights of pooled tokens add up, so tokens are pooled in the attention"
     if p.layer.convolutions is not None:
         return "the projections are convolutional"
     if p.layer.impl == "reference":
@@ -56,7 +60,7 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     pooling = pooling_of(p.primal.training_set)
     assert pooling is not None
     p, primal = _from_first_token(p), _unpooled(p)
-    per_head = {name for map_ in primal.inputs for name in map_.per_head}
+    by_head = primal.by_head
     queries = p.split(linear(p.x, *p.layer.weights_of("q")))
     groups = expansion.calls(p.layer.num_heads)
     outputs = []
@@ -67,7 +71,7 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
         out = attention(
             pick(queries, 1, heads), _project(p, "k", points, shared), _project(p, "v", value_points, shared),
             primal, key_padding_mask=mask, dropout_p=p.dropout_p, impl=p.executor, scale=p.layer.scale,
-            parameters={n: pick(x, 0, heads) if n in per_head else x for n, x in p.parameters.items()},
+            parameters={n: pick(x, 0, heads) if n in by_head else x for n, x in p.parameters.items()},
         )  # fmt: skip
         assert isinstance(out, Tensor)
         outputs.append(out)
