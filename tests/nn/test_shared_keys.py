@@ -45,7 +45,8 @@ def with_every_head(layer: MultiheadAttention) -> MultiheadAttention:
             getattr(whole, of).copy_(torch.cat([written_out(row[n], r) for row, r in zip(rows, each, strict=True)]))
         whole.out_proj.load_state_dict(layer.out_proj.state_dict())
         for name, x in layer.learned.items():
-            whole.learned[name].copy_(x.repeat_interleave(2, 0) if name.startswith("pool_kernel") else x)
+            every = whole.learned[name]
+            every.copy_(x if x.shape == every.shape else x.repeat_interleave(H // KV, 0))
         if layer.mechanism_bias is not None:
             whole.mechanism_bias.copy_(layer.mechanism_bias)
     return whole

@@ -111,7 +111,8 @@ def _same_for_heads(map_: PointMap) -> bool:
 
 def _folded(p: Problem, kv_heads: int) -> Problem:
     heads, queries = p.q.shape[1:3]
-    primal = replace(p.primal, training_set=of_keys(p.primal.training_set, heads, kv_heads))
+    stated = p.expansion.primal
+    primal = replace(stated, training_set=of_keys(stated.training_set, heads, kv_heads))
     copied = p.copied
     if p.q.stride(1) != queries * p.q.stride(2):
         copied += 2 * p.q.numel() * p.q.dtype.itemsize
@@ -123,7 +124,8 @@ def _folded(p: Problem, kv_heads: int) -> Problem:
 def _repeated(p: Problem, kv_heads: int) -> Problem:
     heads = p.q.shape[1]
     each = heads // kv_heads
-    primal = replace(p.primal, training_set=of_queries(p.primal.training_set, heads, kv_heads))
+    stated = p.expansion.primal
+    primal = replace(stated, training_set=of_queries(stated.training_set, heads, kv_heads))
     k, v = (repeat(x, each) for x in (p.k, p.v))
     copied = p.copied + (1 + each) * (p.k.numel() + p.v.numel()) * p.k.dtype.itemsize
     return replace(
