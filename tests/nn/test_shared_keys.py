@@ -47,6 +47,9 @@ def with_every_head(layer: MultiheadAttention) -> MultiheadAttention:
         for name, x in layer.learned.items():
             every = whole.learned[name]
             every.copy_(x if x.shape == every.shape else x.repeat_interleave(H // KV, 0))
+        for name, x in layer.made.named_parameters():
+            every = whole.made.get_parameter(name)
+            every.copy_(x if x.shape == every.shape else x.repeat_interleave(H // KV, 0))
         if layer.mechanism_bias is not None:
             whole.mechanism_bias.copy_(layer.mechanism_bias)
     return whole
