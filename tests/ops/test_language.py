@@ -346,9 +346,10 @@ def test_a_point_of_twice_the_weight_is_a_point_that_is_there_twice() -> None:
     keys, targets = (torch.randn(2, H, N, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     log_forget = torch.zeros(2, H, N, dtype=torch.float64)
     log_forget[..., 0], log_forget[..., 1] = -math.log(2), math.log(2)  # w = 2, 1, 1, …
-    weighted = fit("forget", keys, targets, C=20.0, epsilon=0.1, parameters={"log_forget": log_forget})
+    # the heaviest weighs 1: h is half of what it is for two points, |W|² a quarter, and the price of both with it
+    weighted = fit("forget", keys, targets, C=2 * 10.0 / 4, epsilon=0.1, parameters={"log_forget": log_forget})
     twice = (torch.cat([x[:, :, :1], x], 2) for x in (keys, targets))
-    plain = fit("softmax", *twice, C=10.0, epsilon=0.1)  # C is the price of the heaviest point
+    plain = fit("softmax", *twice, C=10.0, epsilon=0.1)
     assert (weighted.alpha + weighted.alpha_tilde >= 0.999 * weighted.prices.unsqueeze(-1)).any()
     close(weighted.predict(keys), plain.predict(keys), 1e-7)
 
