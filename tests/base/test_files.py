@@ -3,6 +3,7 @@
 import ast
 import errno
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -49,6 +50,17 @@ def test_removing_a_file_takes_what_a_killed_process_left_along(tmp_path):
         (tmp_path / name).touch()
     remove(tmp_path / "one")
     assert [path.name for path in tmp_path.iterdir()] == [".other-x1y2"]
+
+
+def test_what_a_killed_process_left_is_removed_an_hour_later_by_whoever_writes_there(tmp_path):
+    left = [tmp_path / name for name in (".one.json-a1b2c3_4", ".two.safetensors-abcd1234", ".new.json-abcd1234")]
+    others = [tmp_path / name for name in (".gitignore-template", ".hidden", "three.json-abcd1234")]
+    for path in (*left, *others):
+        path.touch()
+    for path in (*left[:2], *others):
+        os.utime(path, (0, 0))
+    write_text(tmp_path / "more.json", "{}")
+    assert {path.name for path in tmp_path.iterdir()} == {"more.json", left[2].name, *(path.name for path in others)}
 
 
 def content(folder: Path) -> dict[str, str]:

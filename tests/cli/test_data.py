@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from data.files import folder, text
+from data.files import archive, folder, text
 from primaldual.cli import app
 
 
@@ -39,6 +39,40 @@ def test_prepare_goes_on_after_a_set_that_fails(call, tmp_path):
     assert result.exit_code == 1
     assert "ok Toy: 3 + 3 series, 3 × 2, 2 classes" in result.stdout
     assert "Broken_TRAIN.ts, line 10: channel 2, step 2: 'x' is not a number" in result.stderr
+
+
+def encrypted(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    for start in (raw.index(b"PK\1\2") + 8, 6):
+        raw[start] |= 1
+    path.write_bytes(raw)
+
+
+def without_utf8(path: Path) -> None:
+    """The name of a member is marked as UTF-8, and is none."""
+    raw = bytearray(path.read_bytes().replace(b"Toy2_TRAIN.ts", b"\xff\xfe\xfd\xfc_TRAIN.ts"))
+    for start in (raw.index(b"PK\1\2") + 8, 6):
+        raw[start + 1] |= 8
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("damage", [encrypted, without_utf8])
+def test_prepare_goes_on_after_a_zip_that_cannot_be_read(call, tmp_path, damage):
+    damage(archive(tmp_path, "Toy2"))
+    archive(tmp_path, "Toy3")
+    result = call("prepare", "--all", "--data-dir", str(tmp_path))
+    assert result.exit_code == 1 and "ok Toy3" in result.stdout
+    (line,) = result.stderr.strip().splitlines()
+    assert "Toy2.zip" in line
+
+
+def test_a_set_that_cannot_be_kept_is_an_error_of_prepare_and_none_of_info(call, tmp_path):
+    directory = str(folder(tmp_path / "raw"))
+    (tmp_path / "cache").touch()  # no folder can be there
+    result = call("prepare", "Toy", "--data-dir", directory)
+    assert result.exit_code == 1 and "cannot be written" in result.stderr
+    result = call("info", "Toy", "--data-dir", directory)
+    assert result.exit_code == 0 and "3 training, 3 test" in result.stdout
 
 
 def test_info_says_what_a_set_holds(call, tmp_path):

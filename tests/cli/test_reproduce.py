@@ -1,13 +1,16 @@
 """`primaldual reproduce`, on the two sets inside the aeon package."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from primaldual.cli import app
+from primaldual.data import load
 from primaldual.paper import ENGINES, compare
-from primaldual.training import Ensemble, Store
+from primaldual.training import Ensemble, Record, Store
+from training.toy import toy
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -43,13 +46,26 @@ def test_a_part_of_a_table_is_trained_reported_and_never_trained_again(tmp_path,
     assert {path.suffix: path.read_text() for path in (tmp_path / "reports").iterdir()} == written
 
 
+def test_a_set_that_cannot_be_read_does_not_keep_the_next_one_waiting(tmp_path, monkeypatch):
+    (tmp_path / "BasicMotions.zip").write_bytes(b"PK\3\4 no zip")
+    monkeypatch.setenv("PRIMALDUAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("primaldual.paper.families.load", lambda name, *given, **options: (
+        load(name, *given, **options) if name == "BasicMotions" else replace(toy(40), name=name)))  # fmt: skip
+    result = call("table-uea-more", "--only", "BasicMotions,Epilepsy", "--mechanisms", "softmax", "--seeds", 1,
+                  "--epochs", 1, "--output", tmp_path / "runs", "--data-dir", tmp_path)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert [record.data["name"] for record in Store(tmp_path / "runs").records()] == ["Epilepsy"]
+    assert "missing set BasicMotions" in result.stdout and "not a whole zip file" in result.stdout
+
+
 def test_a_failed_member_is_shown(tmp_path, short_series):
     part = ("table-uea-more", "--only", "BasicMotions", "--mechanisms", "softmax,qk-norm", "--epochs", 1,
             "--output", tmp_path)  # fmt: skip
     assert call(*part, "--seeds", 2).exit_code == 0
     path = next(tmp_path.glob("*.json"))
     content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"failure": "the loss is not finite in epoch 1"}))
+    content = {name: x for name, x in content.items() if name != "sha256"}
+    Store(tmp_path).add(Record.from_dict(content | {"failure": "the loss is not finite in epoch 1"}))
     result = call(*part, "--seeds", 2, "--only-report")
     assert result.exit_code == 0 and "(1 of 2)" in result.stdout
     assert f"seed {content['seed']}: the loss is not finite in epoch 1" in result.stdout

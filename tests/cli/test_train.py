@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from primaldual.cli import app
 from primaldual.models import SeriesSizes
-from primaldual.training import Ensemble, Recipe, Store
+from primaldual.training import Ensemble, Recipe, Store, Training
 from training.toy import toy
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--device", "cpu")
@@ -64,7 +64,32 @@ def test_a_file_is_trained_on_and_recorded(file, tmp_path):
         assert record.mechanism["training_set"]["scales"] == [1, 1, 1, 1, 2, 2, 2, 2]
         assert f"{record.last.value:.2f} (epoch 2)" in result.stdout
         assert Store(out).model(record.key).config.length == 12
-    assert "mean ± std" in result.stdout and "chosen on the test set" in result.stdout
+    assert "mean ± std" in result.stdout
+    rows = [line.split(",") for path in (out / "logs").glob("*.csv") for line in path.read_text().splitlines()]
+    assert [row[:2] for row in rows] == [["epoch", "seed"], ["1", "0"], ["1", "1"], ["2", "0"], ["2", "1"]]
+
+
+def test_of_one_s_own_data_nothing_is_shown_that_was_chosen_on_the_test_set(file, tmp_path):
+    shown = call(file, "--output", tmp_path / "runs", *QUICK).stdout
+    assert "best" not in shown and "last: after the last epoch" in shown
+    shown = call(file, "--validation", 0.25, "--output", tmp_path / "runs", *QUICK).stdout
+    assert re.search(r"seed +selected +last", shown) and "best:" not in shown
+
+
+def test_a_seed_that_fails_takes_no_part_in_the_mean(file, tmp_path, monkeypatch):
+    whole = Training.run
+
+    def run(self, *given):
+        whole(self, *given)
+        self.failures[1] = "the loss or its gradient is not finite in epoch 2"
+
+    monkeypatch.setattr(Training, "run", run)
+    result = call(file, "--seeds", 3, "--output", tmp_path / "runs", *QUICK)
+    assert result.exit_code == 0, result.output
+    records = {record.seed: record for record in Store(tmp_path / "runs").records()}
+    mean = (records[0].last.value + records[2].last.value) / 2
+    assert re.search(rf"mean ± std +{mean:.2f} ± \S+ \(2 of 3\)", result.stdout)
+    assert re.search(r"\n +1 +– +the loss or its gradient is not finite", result.stdout)
 
 
 def test_the_same_command_again_trains_nothing(file, tmp_path, monkeypatch):

@@ -1,16 +1,21 @@
 """Sets by name: from a directory, a zip, the aeon package or a download; kept, checked, and made anew when stale."""
 
+import json
 import logging
 import subprocess
 import sys
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save
 
 from data.files import HEADER, ROWS, archive, folder, text
 from primaldual.base.cache import cache_directory
+from primaldual.base.tensors import read
 from primaldual.data import (
     CacheError,
     DataError,
@@ -120,16 +125,19 @@ def test_a_damaged_cache_without_raw_files_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError, SafetensorError])
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, error):
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, error, caplog):
     directory = folder(tmp_path / "raw")
     before = load("Toy", directory)
 
     def fail(*_, **__):
         raise error("disk full")
 
-    monkeypatch.setattr(cache, "save", fail)
+    monkeypatch.setattr("primaldual.base.tensors.save", fail)
     with pytest.raises(CacheError, match=r"Toy\.safetensors cannot be written \(disk full\).*PRIMALDUAL_CACHE"):
-        load("Toy", directory, rebuild=True)
+        load("Toy", directory, rebuild=True, must_keep=True)
+    with caplog.at_level(logging.WARNING):  # the data are here all the same
+        assert load("Toy", directory, rebuild=True).hash == before.hash
+    assert "disk full" in caplog.text and "Toy is not kept" in caplog.text
     assert [p.name for p in cached(tmp_path).parent.iterdir()] == ["Toy.safetensors"]
     assert load("Toy").hash == before.hash
 
@@ -155,6 +163,54 @@ def test_a_damaged_zip_is_an_error_that_names_it(tmp_path, damage):
     path.write_bytes({"truncated": path.read_bytes()[:-100], "flipped": content, "empty": b""}[damage])
     with pytest.raises(DataFormatError, match=r"Toy\.zip.*"):
         load("Toy", tmp_path)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, zipfile.ZIP_DEFLATED])
+def test_a_damaged_zip_of_any_packing_is_an_error_that_names_it(tmp_path, packing):
+    with zipfile.ZipFile(tmp_path / "Toy.zip", "w", packing) as stream:
+        stream.writestr("Toy_TRAIN.ts", text(*ROWS * 50))
+    raw = (tmp_path / "Toy.zip").read_bytes()
+    for place in range(0, len(raw), 3):
+        (tmp_path / "Toy.zip").write_bytes(raw[:place] + bytes([raw[place] ^ 0x81]) + raw[place + 1 :])
+        with suppress(DataFormatError):  # what is not of the series may be damaged
+            places._read_zip(tmp_path / "Toy.zip", "Toy_TRAIN.ts")
+
+
+def test_an_encrypted_zip_is_an_error_that_says_so(tmp_path):
+    path = archive(tmp_path)
+    raw = bytearray(path.read_bytes())
+    for start in (raw.index(b"PK\1\2") + 8, 6):
+        raw[start] |= 1
+    path.write_bytes(raw)
+    with pytest.raises(DataFormatError, match=r"Toy_TRAIN\.ts is encrypted; pack it without a password"):
+        load("Toy", tmp_path)
+
+
+def test_a_zip_that_would_fill_the_memory_is_refused_before_it_is_unpacked(tmp_path):
+    path = archive(tmp_path, train=text("1," * 10_000_000 + "1:1:a"))
+    assert path.stat().st_size < 60_000
+    with pytest.raises(DataFormatError, match="unpack to 20,000,"):
+        load("Toy", tmp_path)
+
+
+def test_series_that_would_be_little_but_padding_are_refused(tmp_path):
+    rows = ["1:1:a", *["1:2:b"] * 100_000, f"{'1,' * 2000}1:{'1,' * 2000}1:a"]
+    with pytest.raises(DataError, match="would be padded to 2,001 steps each"):
+        load("Toy", folder(tmp_path, train=text(*rows, equal=False)))
+
+
+def test_a_cache_file_under_another_name_is_refused(tmp_path):
+    load("Toy", folder(tmp_path / "raw"))
+    cached(tmp_path).rename(cached(tmp_path, "Other"))
+    with pytest.raises(CacheError, match=r"Other\.safetensors holds Toy: it was renamed"):
+        cache.read(cached(tmp_path, "Other"))
+
+
+def test_a_cache_from_before_there_were_checksums_is_read(tmp_path):
+    data, path = load("Toy", folder(tmp_path / "raw")), cached(tmp_path)
+    tensors, about = read(path)
+    path.write_bytes(save(tensors, metadata={"primaldual": json.dumps(about)}))
+    assert cache.read(path).hash == data.hash
 
 
 def test_a_half_set_and_a_foreign_zip_are_errors(tmp_path):

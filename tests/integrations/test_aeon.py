@@ -1,10 +1,12 @@
 """The estimators: aeon's own checks, real sets, files, and every input that is wrong."""
 
 import json
+import os
 import pickle
 import re
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +25,11 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
+from primaldual.base.tensors import read, write
 from primaldual.integrations.aeon import AttentionClassifier, AttentionRegressor
 from primaldual.integrations.saved import SavedEstimatorError
 from primaldual.primal import mechanism
-from primaldual.training import MissingPackageError, Training
+from primaldual.training import Ensemble, MissingPackageError, Training, csv_log
 
 TINY = {
     "d_model": 16, "heads": 2, "layers": 1, "feedforward": 16, "epochs": 4, "batch_size": 8, "random_state": 0,
@@ -172,6 +175,18 @@ def test_random_state_decides_everything(kind):
     assert not np.allclose(first, outputs(fitted(kind, random_state=generator), X))
 
 
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_in_threads_as_alone(kind):
+    X, _ = sines()
+    expected = outputs(fitted(kind, n_members=2), X)
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: outputs(fitted(kind, n_members=2), X), range(8)))
+    assert torch.equal(torch.get_rng_state(), before)
+    for one in found:
+        np.testing.assert_array_equal(one, expected)
+
+
 def test_the_default_dtype_of_torch_does_not_matter():
     X, _ = sines()
     model = fitted()
@@ -212,6 +227,33 @@ def test_a_member_that_fails_is_left_out(monkeypatch):
 def test_the_progress_bar_leaves_standard_output_alone(capsys):
     fitted(verbose=True)
     assert capsys.readouterr().out == ""
+
+
+def test_the_recipe_is_the_same_on_every_device(monkeypatch):
+    recipes = []
+
+    def stop(self, task, recipe, seeds, device):
+        recipes.append((recipe, device.type))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ensemble, "__init__", stop)
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr("primaldual.integrations.aeon.device_of", lambda _, device=device: torch.device(device))
+        for kind in ESTIMATORS:
+            with pytest.raises(KeyboardInterrupt):
+                kind().fit(*sines(regression=kind is AttentionRegressor))
+    assert [device for _, device in recipes] == ["cpu", "cpu", "cuda", "cuda"]
+    assert recipes[0][0] == recipes[2][0] and recipes[1][0] == recipes[3][0] and recipes[0][0].epochs == 40
+
+
+def test_callbacks_see_every_epoch_and_may_keep_them(tmp_path):
+    seen = []
+    model = fitted(callbacks=[seen.append, csv_log(tmp_path / "fit.csv")])
+    assert [one.done for one in seen if one.values] == [1, 2, 3, 4]
+    lines = (tmp_path / "fit.csv").read_text().splitlines()
+    assert lines[0] == "epoch,seed,seconds,loss" and len(lines) == 5
+    model.save(tmp_path / "model")
+    assert AttentionClassifier.load(tmp_path / "model").callbacks is None
 
 
 def test_early_stopping_keeps_the_best_epoch():
@@ -264,6 +306,45 @@ def test_labels_survive_a_file(labels, tmp_path):
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
 
 
+@pytest.mark.parametrize("dtype", ["datetime64[D]", "datetime64[ns]", "timedelta64[h]"])
+def test_times_as_labels_survive_a_file(dtype, tmp_path):
+    X, _ = sines()
+    y = np.array([1, 2]).astype(dtype)[np.arange(len(X)) % 2]
+    model = AttentionClassifier(**TINY | {"epochs": 1}).fit(X, y)
+    model.save(tmp_path / "model")
+    loaded = AttentionClassifier.load(tmp_path / "model")
+    assert loaded.classes_.dtype == y.dtype
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+
+
+def test_labels_that_a_file_cannot_hold_are_named(tmp_path):
+    model = fitted()
+    model.classes_ = np.array([1j, 2j])
+    with pytest.raises(TypeError, match="a label of type complex cannot be kept in a file"):
+        model.save(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_may_have_any_name(tmp_path):
+    path = tmp_path / os.fsdecode(b"model-\xff\xfe")
+    model, (X, _) = fitted(), sines()
+    model.save(path)
+    np.testing.assert_array_equal(AttentionClassifier.load(path).predict_proba(X), model.predict_proba(X))
+
+
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_a_fitted_estimator_comes_back_from_file_pickle_and_clone_with_equal_predictions(kind, tmp_path):
+    X, y = sines(regression=kind is AttentionRegressor)
+    X[0, 0, 3] = np.nan
+    for i, changes in enumerate(({}, {"mechanism": mechanism("bn+sh", beta=0.5), "n_members": 2, "validation": 0.3})):
+        model = kind(**TINY | changes).fit(X, y)
+        model.save(tmp_path / str(i))
+        copies = kind.load(tmp_path / str(i)), pickle.loads(pickle.dumps(model)), clone(model).fit(X, y)
+        for copy in copies:
+            np.testing.assert_array_equal(outputs(copy, X), outputs(model, X))
+            np.testing.assert_array_equal(copy.predict(X), model.predict(X))
+
+
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "model"
     fitted().save(path)
@@ -279,7 +360,12 @@ def test_damaged_files_are_refused(tmp_path):
         SavedEstimatorError, match=r"holds a AttentionClassifier: load it with AttentionClassifier.load"
     ):
         AttentionRegressor.load(path)
-    path.write_bytes(whole.replace(rb"\"format\": 1", rb"\"format\": 9"))
+    path.write_bytes(whole.replace(rb"\"format\": 2", rb"\"format\": 9"))
+    with pytest.raises(SavedEstimatorError, match="damaged"):
+        AttentionClassifier.load(path)
+    path.write_bytes(whole)
+    tensors, about = read(path)
+    write(path, tensors, about | {"format": 9})
     with pytest.raises(SavedEstimatorError, match="format 9"):
         AttentionClassifier.load(path)
     with pytest.raises(FileNotFoundError, match="there is no file"):
@@ -292,8 +378,8 @@ def test_what_is_saved_can_be_read_as_json(tmp_path):
     raw = path.read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
     about = json.loads(header["__metadata__"]["primaldual"])
-    assert about["estimator"] == "AttentionClassifier"
-    assert about["parameters"]["mechanism"] == "bn+sh"
+    assert about["about"]["estimator"] == "AttentionClassifier"
+    assert about["about"]["parameters"]["mechanism"] == "bn+sh"
 
 
 def test_only_a_fitted_estimator_can_be_saved(tmp_path):
@@ -361,6 +447,9 @@ def test_other_channels_in_predict(kind):
         ({"dropout": "0.1"}, r"dropout must be in \[0, 1\), got '0.1'"),
         ({"validation": "a fifth"}, r"validation must be a share in \[0, 1\), got 'a fifth'"),
         ({"n_members": 0}, "n_members must be an integer of at least 1"),
+        ({"patience": 3}, "AttentionClassifier: patience needs a validation share"),
+        ({"device": "cuda:99"}, "device cuda:99: this machine has . CUDA devices; take cpu, or auto"),
+        ({"device": "toaster"}, "device takes cpu, cuda or cuda:N; got 'toaster'"),
         ({"validation": 0.01}, "AttentionClassifier: a share of 0.01 of 24 training cases holds out none"),
         ({"class_weight": "balance"}, "balance"),
         ({"class_weight": {"slow": 0.0}}, "must be positive"),

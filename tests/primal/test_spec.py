@@ -404,3 +404,46 @@ def test_a_primal_that_makes_no_sense_is_refused(arguments, message):
 
 def test_inputs_may_be_given_as_a_list():
     assert Primal(inputs=[Recenter()]) == Primal(inputs=(Recenter(),))
+
+
+def nested(levels: int) -> dict:
+    data: dict = {"kind": "AllKeys"}
+    for _ in range(levels):
+        data = {"kind": "Sparse", "over": data}
+    return data
+
+
+NO_SPECS = {
+    "a kind that is no word": ({"kind": ["Primal"]}, "expected a mapping with a 'kind'"),
+    "a switch that is none": ({"kind": "Primal", "bias": "yes"}, "bias must be True or False, got 'yes'"),
+    "a switch that is a number": ({"kind": "Primal", "residual": 2**31}, "residual must be True or False"),
+    "learnable": ({"kind": "Recenter", "learnable": 1}, "learnable must be True or False"),
+    "thousands of levels": ({"kind": "Primal", "training_set": nested(5000)}, "more than 64 levels deep"),
+    "a kernel beyond memory": ({"kind": "DepthwiseConv1d", "size": 2**40}, "at most 65,536"),
+    "a square kernel beyond memory": ({"kind": "DepthwiseConv2d", "size": [2**20, 2**20]}, "at most 65,536"),
+    "features beyond memory": ({"kind": "RandomFeatures", "count": 2**40}, "at most 65,536"),
+    "windows beyond memory": ({"kind": "Pooled", "scales": [2**40], "how": "conv"}, "at most 65,536"),
+    "a number that fits nowhere": ({"kind": "Recenter", "beta": 10**400}, "bits is too large"),
+    "a list for a number": ({"kind": "Recenter", "beta": [1.0]}, "beta must be a finite number"),
+    "maps that are none": ({"kind": "Primal", "inputs": 3}, "there is no such Primal: .* inputs must be a tuple"),
+    "features that are none": ({"kind": "Primal", "features": "exp"}, "features must be a FeatureMap"),
+    "a seed that is none": ({"kind": "RandomFeatures", "count": 4, "seed": -1}, "seed must be an integer"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SPECS)
+def test_what_is_no_spec_is_a_value_error_that_says_why(name):
+    data, message = NO_SPECS[name]
+    with pytest.raises(ValueError, match=message):
+        Spec.from_dict(data)
+
+
+def test_a_degree_beyond_any_number_of_features_is_refused_at_once():
+    with pytest.raises(ValueError, match="at least"):
+        Taylor(2**60).dim(8)
+
+
+@pytest.mark.parametrize("switch", ["bias", "residual"])
+def test_switches_of_a_primal_are_true_or_false(switch):
+    with pytest.raises(ValueError, match=f"{switch} must be True or False, got 1"):
+        Primal(**{switch: 1})

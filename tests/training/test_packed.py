@@ -77,6 +77,7 @@ def test_gradients_are_those_of_plain_views(name, encoder, padded, p, dtype, dev
     assert plainly == 1
     # hidden tokens take another way, and in float32 keys that queries are re-centred by are brought near zero before
     other = (padded and encoder == "mvts") or ("bn" in name and dtype == torch.float32)
+    other |= p > 0 and device == "cpu"  # there dropout draws under a mode, in which the operator is called as such
     assert joined == int(other)
     torch.testing.assert_close(found, expected)
 

@@ -6,18 +6,34 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from primaldual import mechanism
 from primaldual.base.files import remove
-from primaldual.models import build
-from primaldual.training import Cosine, OneCycle, Recipe, Record, SeriesTask, Store, key, train
+from primaldual.base.leases import BusyError, holding
+from primaldual.base.tensors import read, write
+from primaldual.models import PatternSizes, build
+from primaldual.training import (
+    Cosine,
+    OneCycle,
+    PatternTask,
+    Recipe,
+    Record,
+    RecordError,
+    SeriesTask,
+    Store,
+    key,
+    train,
+)
 from primaldual.training.ensemble import Ensemble
-from primaldual.training.store import read, write
+from primaldual.training.model_file import ModelFileError
+from primaldual.training.predictor import Predictor
 from training.tasks import Sums, Words, quick
 from training.toy import small, toy
 
@@ -162,6 +178,30 @@ def test_a_finished_run_is_never_run_again(tmp_path, steps):
     assert Store(tmp_path).records() == sorted([*first, more[1]], key=lambda record: record.key)
 
 
+def test_two_that_run_the_same_in_one_folder_share_the_work(tmp_path, steps, caplog, monkeypatch):
+    monkeypatch.setattr("primaldual.training.run.PAUSE", 0.02)
+    folder, recipe = tmp_path / "runs", small(epochs=4)
+
+    def run(seeds):
+        return train(toy(), "bn", recipe, seeds, folder=folder)
+
+    with caplog.at_level("WARNING"), ThreadPoolExecutor(3) as pool:
+        first, second, more = pool.map(run, [(0, 1), (0, 1), (1, 2)])
+    assert first == second and first[1] == more[0]
+    assert len(steps) in (2 * 4 * 3, 3 * 4 * 3)  # seed 1 with 0, and 2 alone; or with 2, and 0 after it
+    assert sorted(record.seed for record in Store(folder).records()) == [0, 1, 2]
+    assert "trains the same; its records are waited for" in caplog.text
+    assert not list((folder / "checkpoints").iterdir())
+
+
+def test_what_another_process_trains_may_be_left_to_it(tmp_path):
+    task = SeriesTask.of(toy(), "bn", small())
+    with holding([Store(tmp_path).lease(key(task, small(), 3))]):
+        with pytest.raises(BusyError):
+            train(toy(), "bn", small(), (2, 3), folder=tmp_path, wait=False)
+        assert len(train(toy(), "bn", small(), (2,), folder=tmp_path, wait=False)) == 1
+
+
 def test_a_record_says_what_was_run_and_what_came_of_it(tmp_path):
     data, recipe = toy(), small(epochs=3)
     (record,) = train(data, "bn", recipe, (4,), folder=tmp_path)
@@ -211,9 +251,52 @@ def test_another_process_that_ends_the_same_run_does_no_harm(tmp_path, monkeypat
 
 @pytest.mark.parametrize("content", ["", '{"name": "a package"}', "[1]"], ids=["empty", "of others", "a list"])
 def test_a_file_that_is_no_record_is_named(tmp_path, content):
-    (tmp_path / "package.json").write_text(content)
-    with pytest.raises(ValueError, match=r"package\.json is damaged, or not the record of a run"):
+    path = tmp_path / f"{'0' * 20}.json"
+    path.write_text(content)
+    with pytest.raises(RecordError, match=r"0\.json is damaged, or not the record of a run"):
         Store(tmp_path).records()
+
+
+def test_files_of_others_in_the_folder_are_left_aside(tmp_path, caplog):
+    records = train(toy(), "softmax", small(), folder=tmp_path)
+    (tmp_path / "package.json").write_text('{"name": "a package"}')
+    with caplog.at_level("WARNING"):
+        assert Store(tmp_path).records() == records
+    assert "package.json has not the name of a record" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["history"]["test"].__setitem__(0, 99.0), lambda r: r.update(seed=1, members=[1]),
+        lambda r: r.update(failure="it failed"), lambda r: r["history"]["loss"].append(0.1),
+        lambda r: r["history"].pop("epoch"), lambda r: r.update(recipe={}), lambda r: r["data"].pop("name"),
+        lambda r: r.update(best=[1, 2]), lambda r: r["recipe"].update(epochs=3), lambda r: r.update(more="of it"),
+    ],
+)  # fmt: skip
+def test_a_record_that_was_changed_is_refused_with_or_without_its_checksum(tmp_path, change):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    path = tmp_path / f"{record.key}.json"
+    written = json.loads(path.read_text())
+    change(written)
+    path.write_text(json.dumps(written))
+    with pytest.raises(RecordError, match="take it out of the folder"):
+        Store(tmp_path).record(record.key)
+
+
+def test_a_record_under_the_name_of_another_run_is_refused(tmp_path):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    path = tmp_path / f"{record.key}.json"
+    path.rename(tmp_path / f"{'0' * 20}.json")
+    with pytest.raises(RecordError, match=f"it is that of {record.key}"):
+        Store(tmp_path).records()
+
+
+def test_a_record_from_before_there_were_checksums_is_read(tmp_path):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    path = tmp_path / f"{record.key}.json"
+    path.write_text(json.dumps({name: x for name, x in json.loads(path.read_text()).items() if name != "sha256"}))
+    assert Store(tmp_path).record(record.key) == record
 
 
 def test_the_model_of_a_run_predicts_what_its_record_says(tmp_path):
@@ -291,6 +374,92 @@ def test_a_damaged_checkpoint_is_said_and_started_over(tmp_path, caplog):
     with caplog.at_level("WARNING"):
         (record,) = train(data, "bn+sh", recipe, folder=tmp_path)
     assert "damaged" in caplog.text and same(record) == same(train(data, "bn+sh", recipe)[0])
+
+
+def test_a_checkpoint_of_which_one_bit_has_changed_is_said_and_started_over(tmp_path, monkeypatch, caplog):
+    (expected,) = train(toy(), "bn", small(dropout=0.3))
+    monkeypatch.setattr("primaldual.training.run.files.remove", lambda path: None)
+    train(toy(), "bn", small(dropout=0.3), folder=tmp_path)
+    monkeypatch.undo()
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    whole = path.read_bytes()
+    places = [whole.index(word) for word in (b"seconds", b"random", b"loss")]
+    for at in (*places, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        for record in tmp_path.glob("*.json"):
+            record.unlink()
+        caplog.clear()
+        with caplog.at_level("WARNING"):
+            (found,) = train(toy(), "bn", small(dropout=0.3), folder=tmp_path)
+        assert same(found) == same(expected) and "its members start anew" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": 7}, {"batch": -1}, {"step": 1}, {"seen": "many"}, {"history": []}, {"active": [1]}, {"seconds": -1.0},
+        {"history": [{"epoch": [1, 1], "loss": [0.1, 0.1], "test": [50.0, 50.0]}]}, {"failures": None}, {"epoch": None},
+        {"history": [{"epoch": [1], "loss": [0.1], "test": [None]}]}, {"evaluated": 2**70}, {"seeds": [0, 0]},
+        {"seen": 10**400}, {"paces": [None]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_that_is_none_of_this_training_is_started_over(tmp_path, monkeypatch, change):
+    (expected,) = train(toy(), "bn", small(dropout=0.3))
+
+    def stop(self, *given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ensemble, "evaluate", stop)
+        train(toy(), "bn", small(dropout=0.3), folder=tmp_path, every=0.0)
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    tensors, about = read(path)
+    write(path, tensors, about | change)
+    (found,) = train(toy(), "bn", small(dropout=0.3), folder=tmp_path)
+    assert same(found) == same(expected)
+
+
+def test_a_model_from_before_there_were_checksums_is_read(tmp_path):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    model = Store(tmp_path).model(record.key)
+    path = tmp_path / "models" / f"{record.key}.safetensors"
+    about = json.dumps({"config": model.config.to_dict()})
+    path.write_bytes(save(model.state_dict(), metadata={"primaldual": about}))
+    found = Store(tmp_path).model(record.key)
+    assert found.config == model.config
+    assert all(torch.equal(x, found.state_dict()[name]) for name, x in model.state_dict().items())
+    with pytest.raises(ModelFileError, match="but not how series are prepared for it"):
+        Predictor.load(path)
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_a_pattern_transformer_is_kept_with_what_its_user_needs(tmp_path, regression):
+    data = toy(regression=regression).standardised()
+    sizes = PatternSizes(widths=(3,), d_model=8, heads=2, layers=1, feedforward=8, blocks=1, tokens=6)
+    recipe = Recipe(sizes, steps=3, batch_size=8, dtype="float64")
+    (record,) = train(PatternTask(data, "bn", sizes), recipe=recipe, folder=tmp_path)
+    found = Predictor.load(tmp_path / "models" / f"{record.key}.safetensors")
+    series = [x[:n].numpy() for x, n in zip(data.test.x, data.test.lengths, strict=True)]
+    if regression:
+        away = found.numbers(series) - (data.test.y.double() * data.target_std + data.target_mean).numpy()
+        assert (away**2).mean() ** 0.5 == pytest.approx(record.last.value)
+    else:
+        hits = found.probabilities(series).argmax(1) == data.test.y.numpy()
+        assert 100 * hits.mean() == pytest.approx(record.last.value)
+
+
+def test_settings_that_are_not_those_of_the_weights_are_refused_before_memory_is_taken(tmp_path):
+    (record,) = train(toy(), "bn", small(), folder=tmp_path)
+    path = tmp_path / "models" / f"{record.key}.safetensors"
+    tensors, said = read(path)
+    for change in ({"layers": 10**9}, {"d_model": 10**9, "heads": 1}, {"length": 2**62}, {"feedforward": 25}):
+        write(path, tensors, said | {"configs": [said["configs"][0] | change]})
+        with pytest.raises(ModelFileError, match="the weights are not those of"):
+            Store(tmp_path).model(record.key)
+    write(path, tensors, said | {"members": 10**9})
+    with pytest.raises(ModelFileError, match="does not say what its members are"):
+        Store(tmp_path).model(record.key)
 
 
 def test_a_checkpoint_of_an_older_version_is_said_and_started_over(tmp_path, steps, monkeypatch, caplog):

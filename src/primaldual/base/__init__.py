@@ -1,1 +1,1 @@
-"""What every floor may use and that knows nothing of attention: files, the environment, packages, the look of plots."""
+"""What every floor may use and that knows nothing of attention: files, random numbers, the environment, plots' look."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+ABANDONED = 3600
+"""Seconds without a change after which an unfinished file or folder is that of a killed process."""
 
 
 @contextmanager
@@ -21,6 +25,7 @@ def replacing(path: Path) -> Iterator[Path]:
     An error of the system that names no file, as that of a full disk, gets the name of `path`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path.parent)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     os.close(handle)
     scratch = Path(name)
@@ -36,10 +41,6 @@ def replacing(path: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
-ABANDONED = 3600
-"""Seconds without a change after which an unfinished folder is that of a killed process."""
-
-
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """A folder to fill in place of the folder `path`, which it becomes at the end; an error leaves nothing of it.
@@ -48,9 +49,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     of the earlier folder open or mapped keeps it. What a killed process had begun is removed an hour later.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for begun in path.parent.glob(f".{path.name}-*"):
-        if _age(begun) > ABANDONED:
-            shutil.rmtree(begun, ignore_errors=True)
+    sweep_folders(path.parent, f".{path.name}-")
     scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
     (new := scratch / "new").mkdir()
     try:
@@ -60,6 +59,20 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 path.replace(Path(tempfile.mkdtemp(dir=scratch)) / "old")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def sweep_folders(parent: Path, prefix: str) -> None:
+    """Remove folders that killed processes had begun to fill."""
+    for begun in parent.glob(f"{prefix}*"):
+        if _age(begun) > ABANDONED:
+            shutil.rmtree(begun, ignore_errors=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes had begun to write in a folder, whatever file it was to become."""
+    for begun in folder.glob(".*-????????"):
+        if re.fullmatch(r"\..+\.\w+-[a-z0-9_]{8}", begun.name) and begun.is_file() and _age(begun) > ABANDONED:
+            begun.unlink(missing_ok=True)
 
 
 def _put(folder: Path, path: Path) -> bool:
@@ -94,6 +107,12 @@ def write_text(path: Path, content: str) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """As `write_text`; a number that is not finite is an error, for JSON has none."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def appended(path: Path) -> IO[str]:
+    """A file that lines are added to, and are in it once they are written; it is there from the start."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a+", encoding="utf-8", newline="", buffering=1)
 
 
 def remove(path: Path) -> None:

@@ -137,7 +137,7 @@ def _progress(cases: Sequence[T], describe: Callable[[T], str], path: Path) -> I
     )  # fmt: skip
     started = count()
     try:
-        with Progress(*columns, console=errors, transient=True) as bar:
+        with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
             task = bar.add_task("", total=len(cases))
 
             def before(case: T | None) -> None:

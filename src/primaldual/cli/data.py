@@ -132,7 +132,8 @@ def prepare(
                 line, notes = text_line(text), text.notes
             else:
                 data = load(
-                    name, directory, cache_dir=cache_dir, check=not no_check, offline=offline, rebuild=rebuild
+                    name, directory, cache_dir=cache_dir, check=not no_check, offline=offline, rebuild=rebuild,
+                    must_keep=True,
                 )  # fmt: skip
                 line, notes = series_line(data), data.notes
         except (DataError, OSError) as error:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..base.files import write_text
-from ..base.terminal import titled
+from ..base.terminal import side_by_side, titled
 from ..base.threads import on_threads
 from . import options
-from .main import _escape, _fail, console
+from .main import _escape, _fail, console, errors
 
 if TYPE_CHECKING:
     from ..paper import Engine, Failure, Job
@@ -79,7 +79,7 @@ def _progress(job: Job) -> AbstractContextManager[Watch]:
     """The bar of a job."""
     from ..training import progress_bar
 
-    return progress_bar(console, f"{job.dataset}, {job.mechanism}")
+    return progress_bar(errors, f"{job.dataset}, {job.mechanism}")
 
 
 def write_texts(folder: Path, name: str, texts: dict[str, str]) -> list[Path]:
@@ -93,14 +93,16 @@ def write_texts(folder: Path, name: str, texts: dict[str, str]) -> list[Path]:
 def show(grids: Sequence[Grid], words: Sequence[str], notes: Sequence[str], legend: Sequence[str]) -> None:
     """Tables, of which the paper's rows are dim, and what stands below them."""
     for grid in grids:
-        shown = titled(grid.title)
-        for i, heading in enumerate(grid.header):
-            shown.add_column(_escape(heading), justify="left" if i < 2 else "right", no_wrap=True)
-        for row in grid.rows:
-            if row[0]:
-                shown.add_section()
-            shown.add_row(*map(_escape, row), style="dim" if row[1] == "paper" else "")
-        console.print(shown)
+        columns = [[_escape(text) for text in column] for column in zip(grid.header, *grid.rows, strict=True)]
+        for part in side_by_side(columns, labels=2, width=console.width):
+            shown = titled(grid.title)
+            for i in part:
+                shown.add_column(_escape(grid.header[i]), justify="left" if i < 2 else "right", no_wrap=True)
+            for row in grid.rows:
+                if row[0]:
+                    shown.add_section()
+                shown.add_row(*(_escape(row[i]) for i in part), style="dim" if row[1] == "paper" else "")
+            console.print(shown)
     for line in words:
         say(line)
     for note in notes:

@@ -8,8 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape as _escape
+from typer.core import TyperGroup
 
+from ..base.command import imported
 from ..base.packages import MissingPackageError
+from ..base.terminal import replace_unwritable
 from ..base.version import __version__
 from ..data import DataError
 from ..demo import DemoError, Settings, run_demo
@@ -18,7 +21,19 @@ from ..dual import derive
 from .mechanism_options import mechanism_option, with_mechanism_options
 from .table import LEGEND, mechanisms_table
 
+
+class _Commands(TyperGroup):
+    """All commands; help and errors are written by them, too."""
+
+    def main(self, *given: Any, **named: Any) -> Any:
+        """An interrupt is an exception from here on; what a terminal, a pipe or a log has no sign for is replaced."""
+        imported()
+        replace_unwritable()
+        return super().main(*given, **named)
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="primaldual",
     no_args_is_help=True,
     add_completion=False,

@@ -8,6 +8,8 @@ from typing import Annotated
 import torch
 import typer
 
+from ..base.devices import device_of
+
 Device = Annotated[
     str | None, typer.Option(show_default=False, help="`cpu`, `cuda`, `cuda:1`; else a GPU where there is one.")
 ]
@@ -80,14 +82,4 @@ def device_option(text: str | None) -> torch.device:
     >>> device_option("cpu")
     device(type='cpu')
     """
-    if text is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise ValueError(f"--device takes cpu, cuda or cuda:N; got {text!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device takes cpu, cuda or cuda:N; got {text!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {text}: this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
+    return device_of(text, "--device")

@@ -16,7 +16,7 @@ from ..base.spread import spread_text
 from ..base.threads import on_threads
 from ..primal import Primal
 from .jobs import one_line_errors
-from .main import _escape, _fail, app, console
+from .main import _escape, _fail, app, console, errors
 from .mechanism_options import mechanism_option, with_mechanism_options
 from .options import OUTPUT, DataDir, Device, Output, Threads, device_option
 
@@ -48,7 +48,7 @@ def train(
     settings: dict[str, Any],
     seeds: Annotated[int, typer.Option(min=1, help="So many models, with seeds 0, 1, …, train together.")] = 1,
     epochs: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Else the recipe's; on a CPU 40 at most.")
+        int | None, typer.Option(min=1, show_default=False, help="Else the recipe's, 40 at most.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, show_default=False, help="Else the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", show_default=False, help="Else the recipe's.")] = None,
@@ -75,12 +75,12 @@ def train(
 
     All seeds train at once. Records, trained models and checkpoints go to the output folder; the same command run
     again goes on where it was interrupted, and a finished run is not run again. Sizes and training are those of the
-    paper's code bases. On a CPU there is no dropout on the attention weights, which its fused attention lacks, and
-    there are at most 40 epochs unless --epochs says otherwise.
+    paper's code bases, but for what takes hours on a CPU: there is no dropout on the attention weights, and there are
+    at most 40 epochs unless --epochs says otherwise; `primaldual reproduce` trains as the paper did.
     """
     from ..data import load, load_files
     from ..paper import recipe_for
-    from ..training import MissingPackageError, SeriesTask, check, for_cpu
+    from ..training import MissingPackageError, SeriesTask, check, in_minutes
 
     with one_line_errors(2):
         primal = mechanism_option(mechanism_name, settings)
@@ -90,8 +90,7 @@ def train(
     for note in data.notes:
         console.print(_escape(note), style="dim", highlight=False, soft_wrap=True)
     try:
-        recipe = recipe_for(data, encoder)
-        recipe = for_cpu(recipe) if chosen.type == "cpu" else recipe
+        recipe = in_minutes(recipe_for(data, encoder))
         changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "learning_rate": lr}
         recipe = replace(
             recipe, dtype=dtype, validation=validation, patience=patience,
@@ -112,7 +111,7 @@ def train(
         raise _fail("the device is out of memory; give a smaller --batch-size or fewer --seeds", 1) from None
     except KeyboardInterrupt:
         raise _fail("stopped; the same command goes on from the last checkpoint", 130) from None
-    _print(records, mechanism_name, output)
+    _print(records, mechanism_name, output, own=name.endswith(".ts"))
     if all(record.failure for record in records):
         raise typer.Exit(1)
 
@@ -121,14 +120,15 @@ def _trained(
     data: Dataset, primal: Primal, recipe: Recipe, seeds: int, output: Path, device: torch.device, resume: bool,
     curves: bool, title: str,
 ) -> list[Record]:  # fmt: skip
-    from ..training import SeriesTask, key, progress_bar, tensorboard
+    from ..training import SeriesTask, csv_log, key, progress_bar, tensorboard
     from ..training import train as run
 
+    name = key(SeriesTask.of(data, primal, recipe), recipe, *range(seeds))
     with ExitStack() as stack:
-        watch = [stack.enter_context(progress_bar(console, f"{data.name}, {title}"))]
+        watch = [stack.enter_context(progress_bar(errors, f"{data.name}, {title}"))]
+        watch.append(csv_log(output / "logs" / f"{name}.csv"))
         if curves:
-            folder = output / "tensorboard" / key(SeriesTask.of(data, primal, recipe), recipe, *range(seeds))
-            watch.append(stack.enter_context(tensorboard(folder)))
+            watch.append(stack.enter_context(tensorboard(output / "tensorboard" / name)))
         return run(data, primal, recipe, range(seeds), folder=output, device=device, resume=resume, watch=watch)
 
 
@@ -147,27 +147,32 @@ def _tuned(
     return found.primal
 
 
-def _print(records: list[Record], title: str, output: Path) -> None:
+def _print(records: list[Record], title: str, output: Path, own: bool) -> None:
+    """A line per seed. Of one's own data nothing is shown that was chosen on the test set."""
     first = records[0]
     unit = "accuracy, %" if first.metric == "accuracy" else "RMSE"
     tested = bool(first.data["test"])
-    kinds = ["best", "last", *(["selected"] if first.selected else [])] if tested else ["validation"]
+    chosen = ["selected"] if any(record.selected for record in records) else []
+    kinds = ["validation"] if not tested else [*chosen, "last"] if own else ["best", "last", *chosen]
     unit = f"test {unit}" if tested else unit
     table = Table(title=_escape(f"{first.data['name']}, {title}: {unit}"), title_style="italic", box=box.SIMPLE_HEAD)
     for heading in ("seed", *kinds):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for record in records:
-        scores = [getattr(record, kind) for kind in kinds]
+        scores = [None if record.failure else getattr(record, kind) for kind in kinds]
         cells = ["–" if score is None else f"{score.value:.2f} [dim]({record.unit} {score.at})[/]" for score in scores]
         table.add_row(str(record.seed), *cells, f"[red]{_escape(record.failure)}[/]" if record.failure else "")
     if len(records) > 1:
         table.add_section()
         table.add_row("mean ± std", *(_spread(records, kind) for kind in kinds), "")
     console.print(table)
-    legend = "best: of all epochs, chosen on the test set, as the paper's code bases do. last: nothing chosen."
-    if first.selected:
-        legend += " selected: by the validation share."
+    words = {
+        "best": "best: of all epochs, chosen on the test set, as the paper's code bases do.",
+        "last": "last: after the last epoch, nothing chosen.",
+        "selected": "selected: of all epochs, by the validation share.",
+    }
+    legend = " ".join(words[kind] for kind in kinds if kind in words)
     if not tested:
         legend = "validation: the best of all epochs, on the share of the training set that is held out."
         hint = "" if first.validation else ", or hold out a share of the training set by --validation"
@@ -183,5 +188,6 @@ def _print(records: list[Record], title: str, output: Path) -> None:
 
 
 def _spread(records: list[Record], kind: str) -> str:
-    """Over the seeds that came to such a score."""
-    return spread_text([score.value for score in (getattr(record, kind) for record in records) if score], len(records))
+    """Over the seeds that came to such a score, and to their end."""
+    ended = [getattr(record, kind) for record in records if not record.failure]
+    return spread_text([score.value for score in ended if score], len(records))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
 
-from ..base.files import write_bytes
+from ..base import tensors as files
 from .dataset import Dataset, Split
 from .errors import DataError
 from .sources import PARSER_VERSION
@@ -36,7 +37,7 @@ def write(data: Dataset, path: Path) -> None:
         "hash": data.hash,
     }  # fmt: skip
     try:
-        write_bytes(path, save(dict(data.tensors()), metadata={"primaldual": json.dumps(about)}))
+        files.write(path, dict(data.tensors()), about)
     except (OSError, SafetensorError) as error:
         raise CacheError(
             f"{path} cannot be written ({error}); choose another cache directory by PRIMALDUAL_CACHE"
@@ -44,20 +45,64 @@ def write(data: Dataset, path: Path) -> None:
 
 
 def read(path: Path) -> Dataset:
-    """A prepared set, checked against its own hash."""
+    """A prepared set: that of the file's name, checked against its own hash."""
     try:
-        with safe_open(path, framework="pt") as stream:
-            about = json.loads((stream.metadata() or {})["primaldual"])
-            if about["version"] != PARSER_VERSION:
-                raise CacheError(f"{path} was prepared by version {about['version']}; this one is {PARSER_VERSION}")
-            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118  not a dict
-        train, test = (Split(*(tensors[f"{part}.{n}"] for n in ("x", "lengths", "y"))) for part in ("train", "test"))
-        data = Dataset(
-            about["name"], about["kind"], tuple(about["classes"]), train, test, tensors["mean"], tensors["std"],
-            about["longest"], tuple(about["notes"]), about["origin"], about["source_hash"],
-        )  # fmt: skip
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise CacheError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+        tensors, about = files.read(path, older=(*_WORDS, "version", "classes", "notes"))
+    except (files.DamagedFileError, OSError) as error:
+        raise CacheError(str(error)) from None
+    if about.get("version") != PARSER_VERSION:
+        raise CacheError(f"{path} was prepared by version {about.get('version')!r}; this one is {PARSER_VERSION}")
+    if problem := _problem(tensors, about):
+        raise CacheError(f"{path} is damaged: {problem}")
+    if about["name"] != path.stem:
+        raise CacheError(f"{path} holds {about['name']}: it was renamed")
+    train, test = (Split(*(tensors[f"{part}.{n}"] for n in ("x", "lengths", "y"))) for part in ("train", "test"))
+    data = Dataset(
+        about["name"], about["kind"], tuple(about["classes"]), train, test, tensors["mean"], tensors["std"],
+        about["longest"], tuple(about["notes"]), about["origin"], about["source_hash"],
+    )  # fmt: skip
     if data.hash != about["hash"]:
         raise CacheError(f"{path} is damaged: its contents do not have the hash that was written with them")
     return data
+
+
+_WORDS = {"name": str, "kind": str, "origin": str, "source_hash": str, "hash": str, "longest": int}
+
+
+def _problem(tensors: dict[str, Tensor], about: dict[str, Any]) -> str | None:
+    """What keeps these from being a set, in words."""
+    for name, kind in _WORDS.items():
+        if type(about.get(name)) is not kind:
+            return f"{name} is {about.get(name)!r}"
+    for name in ("classes", "notes"):
+        if not isinstance(about.get(name), list) or not all(type(one) is str for one in about[name]):
+            return f"{name} are {about.get(name)!r}"
+    if about["kind"] not in ("classification", "regression") or (about["kind"] == "regression") == bool(
+        about["classes"]
+    ):
+        return f"it is a {about['kind']} set with {len(about['classes'])} classes"
+    wanted = {f"{part}.{n}" for part in ("train", "test") for n in ("x", "lengths", "y")} | {"mean", "std"}
+    if set(tensors) != wanted:
+        return f"it holds {sorted(tensors)}"
+    targets = torch.float32 if about["kind"] == "regression" else torch.int64
+    channels = tensors["mean"].shape
+    for part in ("train", "test"):
+        x, lengths, y = (tensors[f"{part}.{n}"] for n in ("x", "lengths", "y"))
+        if (
+            x.dim() != 3
+            or x.shape[2:] != channels
+            or x.shape[1] != tensors["train.x"].shape[1]
+            or x.dtype != torch.float32
+        ):
+            return f"the {part} series are {x.dtype} {list(x.shape)}"
+        if lengths.dtype != torch.int64 or y.dtype != targets or not lengths.shape == y.shape == x.shape[:1]:
+            return f"the {part} series have lengths {list(lengths.shape)} and targets {y.dtype} {list(y.shape)}"
+        if len(x) and not (lengths.min() >= 1 and lengths.max() <= x.shape[1]):
+            return f"the {part} series have {int(lengths.min())} to {int(lengths.max())} of {x.shape[1]} steps"
+        if len(x) and about["classes"] and not (y.min() >= 0 and y.max() < len(about["classes"])):
+            return f"the {part} series are of classes {int(y.min())} to {int(y.max())} of {len(about['classes'])}"
+    if not len(tensors["train.x"]) or not tensors["train.x"].shape[1]:
+        return "there are no training series"
+    if any(tensors[n].dtype != torch.float64 or tensors[n].shape != channels for n in ("mean", "std")):
+        return "mean and deviation are not one number per channel"
+    return None

@@ -35,6 +35,7 @@ def load(
     check: bool = True,
     offline: bool = False,
     rebuild: bool = False,
+    must_keep: bool = False,
 ) -> Dataset:
     """A set of the UEA or TSER archive, prepared.
 
@@ -50,6 +51,7 @@ def load(
         check: whether sizes other than the archive's are an error.
         offline: never download.
         rebuild: parse the raw files whatever the cache holds.
+        must_keep: whether a cache that cannot be written to is an error, and not a warning.
     """
     check_name(name)
     directory, store = data_directory(data_dir), cache_directory(cache_dir)
@@ -73,7 +75,12 @@ def load(
     if reason:
         logger.warning("%s; preparing it anew", reason)
     data = prepare(source, check=check)
-    cache.write(data, path)
+    try:
+        cache.write(data, path)
+    except cache.CacheError as error:  # the data are here all the same
+        if must_keep:
+            raise
+        logger.warning("%s; %s is not kept", error, name)
     return data
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .dataset import Dataset, Split
-from .errors import DataFormatError
+from .errors import DataError, DataFormatError
 from .ts import TsFile
 
 
@@ -33,6 +33,10 @@ def fill_gaps(series: np.ndarray) -> np.ndarray:
         gap = missing[:, c]
         filled[gap, c] = np.interp(steps[gap], steps[~gap], series[~gap, c])
     return filled
+
+
+PADDED = 1 << 26, 256
+"""Values that any series may have when they are padded; more of them so many times the values that they have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +62,16 @@ class Preparation:
         return Preparation(mean, std, max(len(s) for s in series))
 
     def apply(self, series: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """x [cases, length, channels], float32, and lengths [cases]."""
+        """x [cases, length, channels], float32, and lengths [cases].
+
+        Series of which one is so much longer than the others that there would be little but padding are refused.
+        """
+        size, values = len(series) * self.length * len(self.mean), sum(one.size for one in series)
+        if size > max(PADDED[0], PADDED[1] * values):
+            raise DataError(
+                f"{len(series)} series of {values:,} values would be padded to {self.length:,} steps each, that is "
+                f"{size:,} values; cut the longest ones, or leave them out"
+            )
         x = np.zeros((len(series), self.length, len(self.mean)), dtype=np.float32)
         for row, one in zip(x, series, strict=True):
             cut = one[: self.length]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import os
 import re
 import shutil
+import struct
 import tempfile
 import warnings
 import zipfile
@@ -16,6 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..base.files import sweep_folders
 from .errors import DataError, DataFormatError, DataNotFoundError
 from .ts import TsFile, read_ts
 
@@ -62,17 +65,44 @@ def read_file(path: Path) -> TsFile:
 def _read_zip(path: Path, member: str) -> TsFile:
     """A member, in whatever folder of the zip it lies."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = [n for n in archive.namelist() if n.rpartition("/")[2].lower() == member.lower()]
-            if not names:
+        with path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
+            found = [one for one in archive.infolist() if one.filename.rpartition("/")[2].lower() == member.lower()]
+            if not found:
                 raise DataFormatError(str(path), None, f"there is no {member} inside")
+            _check_member(path, found[0])
             with (
-                archive.open(names[0]) as stream,
+                archive.open(found[0]) as stream,
                 io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace") as lines,
             ):
-                return read_ts(lines, f"{path}:{names[0]}")
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise DataFormatError(str(path), None, f"not a whole zip file ({error}); download it again") from None
+                return read_ts(lines, f"{path}:{found[0].filename}")
+    except (PermissionError, FileNotFoundError, IsADirectoryError, DataFormatError):
+        raise
+    except _ZIP_ERRORS as error:
+        said = str(error) or type(error).__name__
+        raise DataFormatError(str(path), None, f"not a whole zip file ({said}); download it again") from None
+
+
+_ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, NotImplementedError, RuntimeError, ValueError,
+    LookupError, OverflowError, struct.error,
+)  # fmt: skip
+"""What Python raises about a file that is no zip, or not whole: it depends on the compression, and on the place."""
+
+PLAUSIBLE = 1 << 24, 250
+"""Bytes that any member of a zip may have when it is unpacked; a larger one so many times its packed size."""
+
+
+def _check_member(path: Path, member: zipfile.ZipInfo) -> None:
+    """Before anything of it is unpacked."""
+    if member.flag_bits & 1:
+        raise DataFormatError(str(path), None, f"{member.filename} is encrypted; pack it without a password")
+    always, ratio = PLAUSIBLE
+    if member.file_size > max(always, ratio * member.compress_size):
+        raise DataFormatError(
+            str(path), None,
+            f"{member.filename} says that its {member.compress_size:,} bytes unpack to {member.file_size:,}, which no "
+            f"series do; unpack it by hand if they are",
+        )  # fmt: skip
 
 
 def check_name(name: str) -> None:
@@ -155,6 +185,7 @@ def download(name: str, directory: Path) -> Source | None:
         else:
             return None
     directory.mkdir(parents=True, exist_ok=True)
+    sweep_folders(directory, ".download-")
     scratch = Path(tempfile.mkdtemp(dir=directory, prefix=".download-"))  # a broken download leaves nothing behind
     try:
         fetch(name, split="train", extract_path=str(scratch))

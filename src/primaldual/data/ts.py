@@ -63,7 +63,7 @@ class _Header:
     def flag(self, file: str, tag: str, default: bool) -> bool:
         line, values = self.tags.get(tag, (0, [str(default).lower()]))
         if not values or values[0] not in ("true", "false"):
-            raise DataFormatError(file, line, f"@{tag} must be true or false, got {' '.join(values) or 'nothing'}")
+            raise DataFormatError(file, line, f"@{tag} must be true or false, got {' '.join(values)[:40] or 'nothing'}")
         return values[0] == "true"
 
     def count(self, file: str, *names: str) -> tuple[int, int] | None:
@@ -71,8 +71,10 @@ class _Header:
         for tag in names:
             if tag in self.tags:
                 line, values = self.tags[tag]
-                if len(values) != 1 or not values[0].isdigit():
-                    raise DataFormatError(file, line, f"@{tag} must be a number, got {' '.join(values) or 'nothing'}")
+                if len(values) != 1 or not re.fullmatch("[0-9]{1,15}", values[0]):
+                    raise DataFormatError(
+                        file, line, f"@{tag} must be a number, got {' '.join(values)[:40] or 'nothing'}"
+                    )
                 return line, int(values[0])
         return None
 
@@ -86,7 +88,7 @@ def read_ts(lines: Iterable[str], file: str) -> TsFile:
             break
         if not line or line[0] in "#%":
             continue
-        if line[0] != "@":
+        if line[0] != "@" or not line[1:].split():
             raise DataFormatError(
                 file, header.line, f"expected a tag such as @problemName, or @data; got {_short(line)}"
             )
@@ -145,28 +147,36 @@ def _kind(header: _Header, file: str) -> tuple[Kind, list[str] | None]:
 
 def _values(channels: list[str], file: str, line: int) -> np.ndarray:
     """[length, channels]; NaN for `?`."""
-    rows = [channel.replace("?", "nan").split(",") for channel in channels]
-    if len({len(row) for row in rows}) > 1:
-        lengths = ", ".join(str(len(row)) for row in rows)
+    counts = [channel.count(",") + 1 for channel in channels]
+    if len(set(counts)) > 1:
+        lengths = ", ".join(map(str, counts[:20]))
         raise DataFormatError(file, line, f"the channels of a series must have one length, got {lengths}")
+    values = np.empty((len(channels), counts[0]))
     try:
-        values = np.array([[float(text) for text in row] for row in rows])
+        for row, channel in zip(values, channels, strict=True):
+            row[:] = np.fromiter(map(float, _fields(channel)), dtype=float, count=counts[0])
     except ValueError:
-        values = None
-    if values is None or np.isinf(values).any() or any("_" in channel for channel in channels):
-        for c, row in enumerate(rows, 1):
-            for t, text in enumerate(row, 1):
+        row[:] = np.inf
+    if np.isinf(values).any() or any("_" in channel or not channel.isascii() for channel in channels):
+        for c, channel in enumerate(channels, 1):
+            for t, text in enumerate(_fields(channel), 1):
                 if not _is_number(text):
                     raise DataFormatError(
                         file, line, f"channel {c}, step {t}: {_short(text)} is not a number; a missing value is '?'"
                     )
-    assert values is not None
     return values.T
+
+
+def _fields(channel: str) -> Iterable[str]:
+    """What stands between commas; of a line as long as a file one at a time, for words take much more than letters."""
+    if len(channel) < 1 << 20:
+        return channel.replace("?", "nan").split(",")
+    return (field[1].replace("?", "nan") for field in re.finditer("(?:^|,)([^,]*)", channel))
 
 
 def _is_number(text: str) -> bool:
     try:
-        return "_" not in text and not np.isinf(float(text))
+        return "_" not in text and text.isascii() and not np.isinf(float(text))
     except ValueError:
         return False
 

@@ -18,14 +18,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from ..base.devices import device_of
 from ..base.packages import needed
 from ..data import Dataset, Preparation, Split, fill_gaps
 from ..data.dataset import mean_and_std
-from ..models import SeriesConfig, SeriesSizes, SeriesTransformer, build
+from ..models import SeriesConfig, SeriesSizes
 from ..primal import Primal
-from ..training import Ensemble, Recipe, SeriesTask, Training, for_cpu, progress_bar
-from ..training.series import series_tensors
-from .saved import from_json, plain, read_estimator, to_json, write_estimator
+from ..training import Ensemble, Recipe, SeriesTask, Training, Watch, in_minutes, progress_bar
+from ..training.predictor import Predictor
+from .saved import SavedEstimatorError, from_json, plain, read_estimator, to_json, write_estimator
 
 needed("aeon.regression", "aeon", "primaldual.integrations.aeon")
 
@@ -37,8 +38,8 @@ from sklearn.utils.class_weight import compute_class_weight  # type: ignore[impo
 
 __all__ = ["AttentionClassifier", "AttentionRegressor"]
 
-PREDICTED = 1 << 15
-"""Steps that a member predicts from at once."""
+NOT_KEPT = ("callbacks",)
+"""Parameters that a file does not have."""
 
 
 class _AttentionEstimator(BaseCollectionEstimator):
@@ -73,6 +74,7 @@ class _AttentionEstimator(BaseCollectionEstimator):
         random_state: int | np.random.RandomState | None = None,
         device: str | torch.device | None = None,
         verbose: bool = False,
+        callbacks: Sequence[Watch] | None = None,
     ) -> None:
         self.mechanism = mechanism
         self.encoder = encoder
@@ -90,33 +92,33 @@ class _AttentionEstimator(BaseCollectionEstimator):
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
+        self.callbacks = callbacks
         super().__init__()
 
     def save(self, path: str | Path) -> None:
-        """Keep a fitted estimator in one safetensors file; a `random_state` that is a generator is not kept."""
+        """Keep a fitted estimator in one safetensors file, which `primaldual predict` reads, too.
+
+        A `random_state` that is a generator, and `callbacks`, are not kept.
+        """
         self._check_is_fitted()
-        arrays = {f"weights.{i}.{name}": a for i, held in enumerate(self.weights_) for name, a in held.items()}
-        arrays |= {"mean": self.preparation_.mean, "std": self.preparation_.std}
         about = {
-            "parameters": {name: to_json(value) for name, value in self.get_params(deep=False).items()},
-            "config": self.config_.to_dict(), "members": len(self.weights_), "history": self.history_,
-            "metadata": {name: plain(value) for name, value in self.metadata_.items()}, "fitted": self._fitted(),
+            "parameters": {
+                name: to_json(value) for name, value in self.get_params(deep=False).items() if name not in NOT_KEPT
+            },
+            "history": self.history_, "metadata": {name: plain(value) for name, value in self.metadata_.items()},
         }  # fmt: skip
-        write_estimator(Path(path), type(self).__name__, arrays, about)
+        write_estimator(Path(path), type(self).__name__, self._predictor(), about)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """A fitted estimator that predicts what the saved one did."""
-        arrays, about = read_estimator(Path(path), cls.__name__)
-        made = cls(**{name: from_json(value) for name, value in about["parameters"].items()})
-        made.config_ = SeriesConfig.from_dict(about["config"])
-        made.preparation_ = Preparation(arrays.pop("mean"), arrays.pop("std"), made.config_.length)
-        made.weights_ = [{} for _ in range(about["members"])]
-        for key, array in arrays.items():
-            _, member, name = key.split(".", 2)
-            made.weights_[int(member)][name] = array
-        made.history_, made.metadata_ = about["history"], about["metadata"]
-        made._restore(about["fitted"])
+        predictor, about = read_estimator(Path(path), cls.__name__)
+        try:
+            made = cls(**{name: from_json(value) for name, value in about["parameters"].items()})
+            made._restore(predictor)
+            made.history_, made.metadata_ = _history(about["history"]), _metadata(about["metadata"], made.config_)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise SavedEstimatorError(f"{path} is damaged: {error}") from None
         made.is_fitted = True
         return made
 
@@ -153,14 +155,13 @@ class _AttentionEstimator(BaseCollectionEstimator):
         first = int(check_random_state(self.random_state).randint(2**31 - 1 - self.n_members))
         device = self._device()
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[]))  # the caller's random state is left alone
-            recipe = self._recipe(data, device)
+            recipe = self._recipe(data)
             weights = None if class_weights is None else torch.from_numpy(class_weights)
             task = SeriesTask.of(data, self.mechanism, recipe, weights)
             ensemble = Ensemble(task, recipe, range(first, first + self.n_members), device)
             training = Training(ensemble)
-            watch = stack.enter_context(progress_bar(Console(stderr=True), data.name)) if self.verbose else None
-            training.run([watch] if watch else [])
+            watch = [stack.enter_context(progress_bar(Console(stderr=True), data.name))] if self.verbose else []
+            training.run([*watch, *(self.callbacks or ())])
             kept = [i for i, failure in enumerate(training.failures) if failure is None]
             if not kept:
                 raise RuntimeError(f"{data.name}: {training.failures[0]}; lower the learning rate")
@@ -173,58 +174,42 @@ class _AttentionEstimator(BaseCollectionEstimator):
         self.weights_ = [{name: x.numpy() for name, x in model.state_dict().items()} for model in models]
         self.history_ = [training.history[i] for i in kept]
 
-    def _recipe(self, data: Dataset, device: torch.device) -> Recipe:
+    def _recipe(self, data: Dataset) -> Recipe:
         names = ("encoder", "d_model", "heads", "layers", "feedforward", "dropout")
         recipe = Recipe(
             SeriesSizes(**{name: plain(getattr(self, name)) for name in names}),
             learning_rate=plain(self.learning_rate),
             validation=plain(self.validation),
             epochs=400 if data.classes else 100,
-            # batches of 64 would be one step per epoch for many a set: too few in the epochs of a CPU
+            # batches of 64 would be one step per epoch for many a set: too few in 40 epochs
             batch_size=min(64, max(8, len(data.train) // 8)) if self.batch_size is None else plain(self.batch_size),
-            patience=plain(self.patience) if self.validation else 0,
+            patience=plain(self.patience),
         )
-        recipe = for_cpu(recipe) if device.type == "cpu" else recipe
+        recipe = in_minutes(recipe)
         return recipe if self.epochs is None else replace(recipe, epochs=plain(self.epochs))
 
     def _device(self) -> torch.device:
-        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return device_of(self.device)
 
-    @torch.no_grad()
     def _outputs(self, X: Sequence[np.ndarray]) -> Tensor:
         """Of every member: scores [members, cases, classes], or numbers [members, cases]."""
-        series = [fill_gaps(np.asarray(one, dtype=np.float64).T) for one in X]
-        length = self.preparation_.length
-        if longer := sum(len(one) > length for one in series):
-            warnings.warn(
-                f"{longer} of {len(series)} series are longer than every series of fit: cut to {length} steps",
-                stacklevel=4,
-            )
-        x, lengths = self.preparation_.apply(series)
-        split = Split(x, lengths, torch.zeros(len(x)))
-        inputs, padding, _ = series_tensors(split, torch.float32, self._device())
-        assert inputs is not None
-        size = max(1, PREDICTED // length)
-        chunks = inputs.split(size)
-        paddings = [None] * len(chunks) if padding is None else padding.split(size)
-        found = []
-        for model in map(self._model, self.weights_):
-            scores = [model(chunk, hidden) for chunk, hidden in zip(chunks, paddings, strict=True)]
-            found.append(torch.cat(scores).double().cpu())
-        return torch.stack(found)
+        return self._predictor().outputs([np.asarray(one).T for one in X], self._device())
 
-    def _model(self, weights: dict[str, np.ndarray]) -> SeriesTransformer:
-        model = build(self.config_, 0)
-        model.load_state_dict({name: torch.tensor(a) for name, a in weights.items()})
-        return model.eval().to(self._device(), torch.float32)  # whatever torch's default is
+    def _predictor(self) -> Predictor:
+        """What predicts, without the parameters of the fit."""
+        weights = [{name: torch.from_numpy(a) for name, a in held.items()} for held in self.weights_]
+        return Predictor([self.config_] * len(weights), weights, self.preparation_, *self._outcomes())
 
-    def _fitted(self) -> dict[str, Any]:
-        """What else was learned, for JSON."""
+    def _outcomes(self) -> tuple[np.ndarray | None, tuple[float, float]]:
+        """The classes; and what predictions are multiplied by, and what is added then."""
         raise NotImplementedError
 
-    def _restore(self, fitted: dict[str, Any]) -> None:
-        """The inverse of `_fitted`."""
-        raise NotImplementedError
+    def _restore(self, predictor: Predictor) -> None:
+        """The inverse of `_predictor`."""
+        config = predictor.configs[0]
+        assert isinstance(config, SeriesConfig)
+        self.config_, self.preparation_ = config, predictor.preparation
+        self.weights_ = [{name: x.numpy() for name, x in held.items()} for held in predictor.weights]
 
     @classmethod
     def _get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
@@ -240,7 +225,7 @@ class AttentionClassifier(_AttentionEstimator, BaseClassifier):
     Args:
         mechanism: a `Primal`, or the name of one (`primaldual.primal.mechanisms()`).
         encoder, d_model, heads, layers, feedforward, dropout, learning_rate: as in `Recipe`.
-        epochs: how many; None for the paper's 400 (regression: 100), and 40 on a CPU.
+        epochs: how many; None for 40, on every device.
         batch_size: None for an eighth of the training series, from 8 to the paper's 64.
         validation: share of the training series, stratified, that is held out; the weights of the epoch that is best
             on it are kept. With 0 those of the last epoch.
@@ -248,8 +233,10 @@ class AttentionClassifier(_AttentionEstimator, BaseClassifier):
         class_weight: "balanced", or a weight per label; labels that are not named weigh 1.
         n_members: so many models train at once, and their probabilities are averaged.
         random_state: of initial weights, batch order and dropout; the same integer gives the same model.
-        device: such as "cuda"; None for a GPU where there is one.
-        verbose: whether to show a progress bar.
+        device: such as "cuda"; None or "auto" for a GPU where there is one.
+        verbose: whether to show a progress bar; off a terminal it is lines, on standard error.
+        callbacks: called with a `primaldual.training.Progress` after every evaluation, such as `csv_log("fit.csv")` of
+            `primaldual.training`; what one raises ends the fit. They are not kept in a file.
 
     Attributes after `fit`: `config_` of the model, `weights_` and `history_` of every member, `classes_`.
 
@@ -281,12 +268,14 @@ class AttentionClassifier(_AttentionEstimator, BaseClassifier):
         random_state: int | np.random.RandomState | None = None,
         device: str | torch.device | None = None,
         verbose: bool = False,
+        callbacks: Sequence[Watch] | None = None,
     ) -> None:
         self.class_weight = class_weight
         super().__init__(
             mechanism, encoder=encoder, d_model=d_model, heads=heads, layers=layers, feedforward=feedforward,
             dropout=dropout, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, validation=validation,
             patience=patience, n_members=n_members, random_state=random_state, device=device, verbose=verbose,
+            callbacks=callbacks,
         )  # fmt: skip
 
     def _fit(self, X: list[np.ndarray], y: np.ndarray) -> Self:
@@ -305,11 +294,14 @@ class AttentionClassifier(_AttentionEstimator, BaseClassifier):
     def _predict(self, X: list[np.ndarray]) -> np.ndarray:
         return self.classes_[self._predict_proba(X).argmax(1)]
 
-    def _fitted(self) -> dict[str, Any]:
-        return {"classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+    def _outcomes(self) -> tuple[np.ndarray | None, tuple[float, float]]:
+        return self.classes_, (1.0, 0.0)
 
-    def _restore(self, fitted: dict[str, Any]) -> None:
-        self.classes_ = np.array(fitted["classes"], dtype=fitted["dtype"])
+    def _restore(self, predictor: Predictor) -> None:
+        super()._restore(predictor)
+        if predictor.classes is None:
+            raise ValueError("it has no classes")
+        self.classes_ = predictor.classes
         self.n_classes_ = len(self.classes_)
         self._class_dictionary = {label: i for i, label in enumerate(self.classes_)}
 
@@ -320,8 +312,8 @@ class AttentionRegressor(_AttentionEstimator, BaseRegressor):
     Targets are standardised for training, so that their unit does not matter.
 
     Args:
-        mechanism, encoder, d_model, heads, layers, feedforward, dropout, epochs, batch_size, learning_rate: as in
-            `AttentionClassifier`, and so are `validation`, `patience`, `random_state`, `device`, `verbose`.
+        mechanism, encoder, d_model, heads, layers, feedforward, dropout, epochs, batch_size, learning_rate,
+        validation, patience, random_state, device, verbose, callbacks: as in `AttentionClassifier`.
         n_members: so many models train at once, and their predictions are averaged; the squared error is then at most
             the mean of theirs.
 
@@ -344,8 +336,29 @@ class AttentionRegressor(_AttentionEstimator, BaseRegressor):
     def _predict(self, X: list[np.ndarray]) -> np.ndarray:
         return self.target_mean_ + self.target_std_ * self._outputs(X).mean(0).numpy()
 
-    def _fitted(self) -> dict[str, Any]:
-        return {"mean": self.target_mean_, "std": self.target_std_}
+    def _outcomes(self) -> tuple[np.ndarray | None, tuple[float, float]]:
+        return None, (self.target_std_, self.target_mean_)
 
-    def _restore(self, fitted: dict[str, Any]) -> None:
-        self.target_mean_, self.target_std_ = fitted["mean"], fitted["std"]
+    def _restore(self, predictor: Predictor) -> None:
+        super()._restore(predictor)
+        if predictor.classes is not None:
+            raise ValueError("it has classes")
+        self.target_std_, self.target_mean_ = predictor.target
+
+
+def _history(given: Any) -> list[dict[str, list[float]]]:
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ValueError(f"a history {given!r}")
+    return given
+
+
+def _metadata(given: Any, config: SeriesConfig) -> dict[str, Any]:
+    """What aeon knows of the training series."""
+    flags, counts = ("multivariate", "missing_values", "unequal_length"), ("n_cases", "n_channels", "n_timepoints")
+    if not isinstance(given, dict) or set(given) != {*flags, *counts}:
+        raise ValueError(f"metadata {given!r}")
+    if not all(type(given[name]) is bool for name in flags) or given["n_channels"] != config.channels:
+        raise ValueError(f"metadata {given!r}")
+    if not all(type(given[name]) is int or (name == "n_timepoints" and given[name] is None) for name in counts):
+        raise ValueError(f"metadata {given!r}")
+    return given

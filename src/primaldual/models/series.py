@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..base.randomness import DrawingFrom
 from .blocks import flowformer_blocks, mvts_blocks
 from .config import SeriesConfig
 
@@ -77,6 +78,5 @@ def build(config: SeriesConfig, seed: int) -> SeriesTransformer:
 
     For one seed every mechanism starts from the same weights: what a mechanism learns of its own is not drawn.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU alone: torch.manual_seed would reach devices too
+    with DrawingFrom(torch.Generator().manual_seed(seed)):
         return SeriesTransformer(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from typing import NamedTuple
 
 import torch
 
+from ..base.leases import BusyError
 from ..data import DataError
 from ..training import Watch, train
 from .families import family
 from .job import Job
+
+logger = logging.getLogger(__name__)
 
 
 class Failure(NamedTuple):
@@ -48,8 +52,18 @@ Engine = Callable[[Sequence[Job], Place], list[Failure]]
 
 
 def local(jobs: Sequence[Job], place: Place) -> list[Failure]:
-    """One job after the other, in this process."""
-    failures = []
+    """One job after the other, in this process.
+
+    What other processes do for the same folder is left to them; at the end their records are waited for.
+    """
+    failures, busy = _in_turn(jobs, place, wait=False)
+    others, _ = _in_turn(busy, place, wait=True)
+    return failures + others
+
+
+def _in_turn(jobs: Sequence[Job], place: Place, wait: bool) -> tuple[list[Failure], list[Job]]:
+    """What could not be done, and what another process does."""
+    failures, busy = [], []
     for name, of_set in groupby(jobs, lambda job: job.dataset):
         try:
             data = family(name).load(name, place.data_dir, place.offline)
@@ -64,11 +78,14 @@ def local(jobs: Sequence[Job], place: Place) -> list[Failure]:
                     with place.watching(job) if place.watching else nullcontext() as watch:
                         train(
                             task, None, job.recipe, job.seeds[first : first + together], folder=place.folder,
-                            device=place.device, watch=[watch] if watch else [],
+                            device=place.device, watch=[watch] if watch else [], wait=wait,
                         )  # fmt: skip
             except torch.OutOfMemoryError:
                 failures.append(Failure(name, job.mechanism, "the device is out of memory"))
-    return failures
+            except BusyError as error:
+                logger.warning("%s, %s: %s, and trains it; on with the next", name, job.mechanism, error)
+                busy.append(job)
+    return failures, busy
 
 
 ENGINES: dict[str, Engine] = {"local": local}

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ._spec import Spec, added
+from ._spec import Spec, added, check_flag
 from .features import Exponential, FeatureMap, Parameters
 from .inputs import InputMap, PointMap, PositionMap, TokenMap
 from .normalizers import Gated, KernelSum, Normalizer
@@ -53,6 +53,8 @@ class Primal(Spec):
         for name, kind in (("features", FeatureMap), ("normalizer", Normalizer), ("training_set", TrainingSet)):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"Primal: {name} must be a {kind.__name__}, got {getattr(self, name)!r}")
+        check_flag("Primal", "bias", self.bias)
+        check_flag("Primal", "residual", self.residual)
         if not isinstance(self.weights, PointWeights | None):
             raise TypeError(f"Primal: weights must be PointWeights such as Forget(), or None; got {self.weights!r}")
         of = self.normalizer.over if isinstance(self.normalizer, Gated) else self.normalizer

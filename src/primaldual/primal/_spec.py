@@ -8,6 +8,15 @@ from typing import Any, ClassVar, Self
 
 from ..base.suggestions import did_you_mean
 
+DEEPEST = 64
+"""Levels of specs inside one another that are read; the library's own have four."""
+
+LARGEST = 1 << 63
+"""Integers beyond it are no sizes, and fit into no tensor."""
+
+LONGEST = 1 << 16
+"""The most taps of a convolution, and the most features that are drawn; more are refused before they are allocated."""
+
 
 class UnknownKindError(ValueError):
     """A serialised spec names a class that has not been defined in this process."""
@@ -53,11 +62,18 @@ class Spec:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; unknown kinds and fields are errors that name what exists."""
-        if not isinstance(data, dict) or "kind" not in data:
-            raise ValueError(f"expected a mapping with a 'kind', as to_dict() writes it; got {data!r}")
+        """The inverse of `to_dict`; whatever no such value can be is a ValueError, which names what exists."""
+        return cls._read(data, DEEPEST)
+
+    @classmethod
+    def _read(cls, data: dict[str, Any], levels: int) -> Self:
+        if not levels:
+            raise ValueError(f"specs lie more than {DEEPEST} levels deep in one another")
+        if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
+            raise ValueError(f"expected a mapping with a 'kind', as to_dict() writes it; got {_short(data)}")
         kind = data["kind"]
         if kind not in Spec._kinds:
+            kind = kind[:80]
             nearest = did_you_mean(kind, Spec._kinds, most=3)
             raise UnknownKindError(
                 f"no class {kind!r} is defined here{nearest} Import the module that defines it first"
@@ -68,11 +84,18 @@ class Spec:
         known = {f.name for f in fields(target)}
         unknown = set(data) - known - {"kind"}
         if unknown:
-            raise ValueError(f"{kind} has no field {sorted(unknown)}; it has {sorted(known)}")
+            raise ValueError(f"{kind} has no field {sorted(map(str, unknown))}; it has {sorted(known)}")
         needed = {f.name for f in fields(target) if f.default is MISSING and f.default_factory is MISSING}
         if missing := needed - set(data):
             raise ValueError(f"{kind} needs the field {', '.join(sorted(missing))}; got {sorted(set(data) - {'kind'})}")
-        return target(**{name: _decode(value) for name, value in data.items() if name != "kind"})
+        flags = {field.name for field in fields(target) if field.type in ("bool", bool)}
+        for name in flags & set(data):
+            check_flag(kind, name, data[name])
+        given = {name: _decode(value, levels - 1) for name, value in data.items() if name != "kind"}
+        try:
+            return target(**given)
+        except (TypeError, ArithmeticError, AttributeError, LookupError, RuntimeError) as error:
+            raise ValueError(f"there is no such {kind}: {error}") from None
 
     def text(self, x: str = "x") -> str:
         """This part of the layer at the point `x`, in one line; the class's name unless a subclass says better."""
@@ -103,12 +126,21 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, levels: int) -> Any:
     if isinstance(value, dict):
-        return Spec.from_dict(value)
+        return Spec._read(value, levels)
     if isinstance(value, list):
-        return tuple(_decode(item) for item in value)
+        if not levels:
+            raise ValueError(f"lists lie more than {DEEPEST} levels deep in one another")
+        return tuple(_decode(item, levels - 1) for item in value)
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise ValueError(f"a number of {value.bit_length()} bits is too large")
     return value
+
+
+def _short(value: Any) -> str:
+    """Of what may be very long, or very deep."""
+    return f"a {type(value).__name__}" if isinstance(value, dict | list) else f"{value!r}"[:80]
 
 
 def operand(x: str) -> str:
@@ -116,10 +148,18 @@ def operand(x: str) -> str:
     return f"({x})" if any(sign in x for sign in "−+-") else x
 
 
-def check_count(owner: str, name: str, value: Any, least: int = 1) -> None:
-    """Raise unless `value` is an integer of at least `least`."""
+def check_count(owner: str, name: str, value: Any, least: int = 1, most: int = LARGEST) -> None:
+    """Raise unless `value` is an integer from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{owner}: {name} must be an integer of at least {least}, got {value!r}")
+    if value > most:
+        raise ValueError(f"{owner}: {name} must be at most {most:,}, got {value:,}")
+
+
+def check_flag(owner: str, name: str, value: Any) -> None:
+    """Raise unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{owner}: {name} must be True or False, got {value!r}")
 
 
 def check_choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._spec import added, check_choice
+from ._spec import LONGEST, added, check_choice, check_count, check_flag
 from .features import Parameters
 from .grids import check_grid, check_pair, grid_of
 from .inputs import TokenMap
@@ -32,8 +32,8 @@ class DepthwiseConv1d(TokenMap):
     channels: str = added("one")
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"DepthwiseConv1d: size must be an integer of at least 1, got {self.size!r}")
+        check_count("DepthwiseConv1d", "size", self.size, most=LONGEST)
+        check_flag("DepthwiseConv1d", "causal", self.causal)
         check_choice("DepthwiseConv1d", "channels", self.channels, ("one", "each"))
 
     @property
@@ -86,6 +86,7 @@ class DepthwiseConv2d(TokenMap):
         if isinstance(size, int):  # a square kernel may be given by its side
             object.__setattr__(self, "size", (size, size))
         check_pair("DepthwiseConv2d", "size", self.size)
+        check_count("DepthwiseConv2d", "the product of size", self.size[0] * self.size[1], most=LONGEST)
         check_grid("DepthwiseConv2d", self.grid, self.prefix)
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:

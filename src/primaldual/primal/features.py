@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._spec import Spec, check_count, operand
+from ._spec import LONGEST, Spec, check_count, operand
 
 Parameters = Mapping[str, Tensor]
 
@@ -145,10 +145,14 @@ class Taylor(FeatureMap):
         check_count("Taylor", "degree", self.degree, least=0)
 
     def dim(self, head_dim: int) -> int:
-        size = sum(math.comb(head_dim + t - 1, t) for t in range(self.degree + 1))
+        size = degree = 0
+        while degree <= self.degree and size <= TAYLOR_LIMIT:
+            size += math.comb(head_dim + degree - 1, degree)
+            degree += 1
         if size > TAYLOR_LIMIT:
+            least = "" if degree > self.degree else "at least "
             raise ValueError(
-                f"Taylor({self.degree}) on {head_dim} dimensions has {size:,} features, over the limit of "
+                f"Taylor({self.degree}) on {head_dim} dimensions has {least}{size:,} features, over the limit of "
                 f"{TAYLOR_LIMIT:,}; lower the degree or the head dimension, or use RandomFeatures"
             )
         return size
@@ -221,7 +225,8 @@ class RandomFeatures(FeatureMap):
     scaled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count("RandomFeatures", "count", self.count)
+        check_count("RandomFeatures", "count", self.count, most=LONGEST)
+        check_count("RandomFeatures", "seed", self.seed, least=0)
 
     def dim(self, head_dim: int) -> int:
         return self.count

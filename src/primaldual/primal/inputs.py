@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from ._spec import Spec, operand
+from ._spec import Spec, check_flag, operand
 from .features import Parameters
 
 
@@ -113,6 +113,7 @@ class Recenter(PointMap):
 
     def __post_init__(self) -> None:
         _check_finite("Recenter", "beta", self.beta)
+        check_flag("Recenter", "learnable", self.learnable)
 
     @property
     def by_head(self) -> tuple[str, ...]:
@@ -144,6 +145,7 @@ class BatchNorm(PointMap):
     def __post_init__(self) -> None:
         _check_finite("BatchNorm", "beta", self.beta)
         _check_finite("BatchNorm", "eps", self.eps, least=0.0)
+        check_flag("BatchNorm", "learnable", self.learnable)
 
     @property
     def by_head(self) -> tuple[str, ...]:
@@ -189,7 +191,8 @@ class RmsNorm(PointMap):
 
 
 def _check_finite(owner: str, name: str, value: object, least: float = -math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not -math.inf < value < math.inf or value < least:  # type: ignore[operator]
         bound = "" if least == -math.inf else f" of at least {least:g}"
         raise ValueError(f"{owner}: {name} must be a finite number{bound}, got {value!r}")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._clusters import cluster
-from ._spec import check_choice, check_count
+from ._spec import LONGEST, check_choice, check_count
 from .features import Parameters
 from .grids import check_grid, grid_of
 from .training_sets import Points, TrainingSet
@@ -43,6 +43,9 @@ class Pooled(TrainingSet):
                 check_count("Pooled", "every scale", scale)
         check_choice("Pooled", "how", self.how, ("mean", "max", "conv", "kmeans"))
         check_grid("Pooled", self.grid, self.prefix)
+        if self.how == "conv" and self.scales:
+            taps = max(self.scales) ** (2 if self.grid else 1)
+            check_count("Pooled", "the taps of a window", taps, most=LONGEST)
 
     def head_scales(self, heads: int) -> tuple[int, ...]:
         if self.scales is None:

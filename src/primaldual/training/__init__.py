@@ -8,22 +8,22 @@ from .modern import ModernModel, ModernRecipe, fit
 from .patterns import PatternTask
 from .progress import Progress, Watch
 from .recipe import Recipe
-from .record import Record, Score, key
+from .record import Record, RecordError, Score, key
 from .run import train
 from .schedule import Constant, Cosine, Linear, OneCycle, Schedule
 from .sequences import SequenceTask
 from .series import SeriesTask
-from .series_recipe import for_cpu, series_recipe
+from .series_recipe import in_minutes, series_recipe
 from .store import Store
 from .task import Metric, Task
 from .text import TextTask
 from .text_recipe import text_recipe
 from .tuning import Tuned, tune
-from .watch import progress_bar, tensorboard
+from .watch import csv_log, log_lines, progress_bar, tensorboard
 
 __all__ = [
     "Augmentation", "Constant", "Cosine", "Ensemble", "Linear", "Metric", "MissingPackageError", "ModernModel",
-    "ModernRecipe", "OneCycle", "PatternTask", "Progress", "Recipe", "Record", "Schedule", "Score", "SequenceTask",
-    "SeriesTask", "Store", "Task", "TextTask", "Training", "Tuned", "Watch", "check", "fit", "for_cpu", "key",
-    "progress_bar", "series_recipe", "tensorboard", "text_recipe", "train", "tune",
+    "ModernRecipe", "OneCycle", "PatternTask", "Progress", "Recipe", "Record", "RecordError", "Schedule", "Score",
+    "SequenceTask", "SeriesTask", "Store", "Task", "TextTask", "Training", "Tuned", "Watch", "check", "csv_log", "fit",
+    "in_minutes", "key", "log_lines", "progress_bar", "series_recipe", "tensorboard", "text_recipe", "train", "tune",
 ]  # fmt: skip

@@ -199,9 +199,7 @@ class Ensemble:
     @property
     def generator(self) -> torch.Generator:
         """What dropout draws from."""
-        if self.device.type != "cuda":
-            return torch.default_generator
-        return torch.cuda.default_generators[self.weights.matrix.get_device()]
+        return self.weights.generator
 
     def model(self, member: int) -> nn.Module:
         """A member as a model of its own, on the CPU, as the task delivers it."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..base.randomness import lent
 from .batches import Chosen, mix
 from .ensemble import Ensemble
 from .progress import History, Progress, Watch, best_at
@@ -72,7 +73,7 @@ class Training:
             every: seconds between two calls of `save`; more where they take long, so that they take a twentieth of the
                 time at most. 0: after every batch.
         """
-        with self._own_randomness(), self._on_device(), torch.enable_grad():
+        with self._randomness(), self._on_device(), torch.enable_grad():
             self._since = saved = told = time.perf_counter()
             self._pacing, pause = (self.step, saved), every
             while not self.finished:
@@ -104,14 +105,10 @@ class Training:
                 if self.recipe.test_at_end and "test" in self.ensemble.parts:
                     self._test_chosen()
 
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """The caller's random state is left alone."""
-        before = self.ensemble.generator.get_state()
-        try:
-            yield
-        finally:
-            self.ensemble.generator.set_state(before)
+    def _randomness(self) -> AbstractContextManager[None]:
+        """The caller's random state is left alone: on a GPU graphs draw from it, and one ensemble trains at a time."""
+        generator = self.ensemble.generator
+        return lent(generator) if generator.device.type == "cuda" else nullcontext()
 
     def _wait(self) -> None:
         """Until the device has done what it was given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..base.randomness import DrawingFrom
 from ..dual import form_of
 from ..kernels.buffers import side_by_side
 from ..models import SequenceConfig, SeriesConfig
@@ -55,12 +57,14 @@ def attend_in_layer(
     p = config.dropout if config.attention_dropout is None else config.attention_dropout
     learned, fixed = f"{name}.learned.", f"{name}.feature_"
     assert isinstance(config.mechanism, Primal)
-    out = attend(
-        q, k, v, config.mechanism, padding, p if training else 0.0, config.impl,
-        {n.removeprefix(learned): x for n, x in weights.parameters.items() if n.startswith(learned)},
-        {n.removeprefix(fixed): x[0] for n, x in weights.buffers.items() if n.startswith(fixed)},
-        _made(config.mechanism.made(heads, q.shape[-1]), weights, f"{name}.made", inputs, batch),
-    )  # fmt: skip
+    drops = training and p > 0.0
+    with DrawingFrom(weights.generator) if drops and q.device.type == "cpu" else nullcontext():
+        out = attend(
+            q, k, v, config.mechanism, padding, p if drops else 0.0, config.impl,
+            {n.removeprefix(learned): x for n, x in weights.parameters.items() if n.startswith(learned)},
+            {n.removeprefix(fixed): x[0] for n, x in weights.buffers.items() if n.startswith(fixed)},
+            _made(config.mechanism.made(heads, q.shape[-1]), weights, f"{name}.made", inputs, batch),
+        )  # fmt: skip
     if (bias := weights.parameters.get(f"{name}.mechanism_bias")) is not None:
         out = out + bias[:, None, :, None]
     return out.transpose(2, 3).flatten(3).flatten(1, 2)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..base.randomness import lent
 from .stacked import Stacked
 from .task import Batch, Loss, Task, as_mean, as_sum, built
 
@@ -51,26 +53,34 @@ class InTurn(Members):
 
     def learn(self, batch: Batch) -> Tensor:
         losses = []
-        for i, loss in self._losses(batch):
-            mean = as_mean(loss)
-            self.weights.gather_member(mean, self._parameters[i], i)
-            losses.append(mean.detach())
+        with self._randomness():
+            for i, loss in self._losses(batch):
+                mean = as_mean(loss)
+                self.weights.gather_member(mean, self._parameters[i], i)
+                losses.append(mean.detach())
         return torch.stack(losses).to(self.weights.matrix.dtype)
 
     def learn_part(self, batch: Batch, add: bool) -> tuple[Tensor, Tensor | int]:
         size = next(x.shape[1] for x in batch if x is not None)
         sums, counts = [], []
-        for i, loss in self._losses(batch):
-            total, count = as_sum(loss, size)
-            self.weights.gather_member(total, self._parameters[i], i, add)
-            sums.append(total.detach())
-            counts.append(count)
+        with self._randomness():
+            for i, loss in self._losses(batch):
+                total, count = as_sum(loss, size)
+                self.weights.gather_member(total, self._parameters[i], i, add)
+                sums.append(total.detach())
+                counts.append(count)
         return torch.stack(sums).to(self.weights.matrix.dtype), _stacked(counts)
 
     def score(self, batch: Batch) -> tuple[Tensor, Tensor | int]:
         self._inside.eval()
-        found = [functional_call(self._inside, state, (self.task.score, *batch)) for state in self._states]
+        with self._randomness():
+            found = [functional_call(self._inside, state, (self.task.score, *batch)) for state in self._states]
         return torch.stack([total for total, _ in found]), _stacked([count for _, count in found])
+
+    def _randomness(self) -> AbstractContextManager[None]:
+        """A model of one's own draws from what the process shares: on the CPU that is lent the members' numbers."""
+        own = self.weights.generator
+        return lent(torch.default_generator, own) if own.device.type == "cpu" else nullcontext()
 
     def _losses(self, batch: Batch) -> Iterator[tuple[int, Loss]]:
         """Of each member, one at a time: what a loss was computed with is let go before the next."""

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import batch_norm, dropout, gelu, layer_norm, pad
+from torch.nn.functional import batch_norm, gelu, layer_norm, pad
 
+from ..base.randomness import dropout
 from ..kernels import encoder as kernels
 from .stacked import Stacked
 
@@ -73,6 +74,7 @@ class TorchOperations:
 
     def __init__(self, weights: Stacked, p: float, padding: Tensor | None, training: bool) -> None:
         self.parameters, self.buffers, self.p = weights.parameters, weights.buffers, p
+        self.generator = weights.generator
         self.padding, self.training = padding, training
 
     def embed(self, series: Tensor, channels: int, width: int) -> Tensor:
@@ -132,7 +134,7 @@ class TorchOperations:
         return self.linear(name, x.flatten(2))
 
     def _drop(self, x: Tensor) -> Tensor:
-        return dropout(x, self.p, self.training)
+        return dropout(x, self.p, self.training, self.generator)
 
 
 class KernelOperations:

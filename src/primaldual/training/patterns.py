@@ -12,6 +12,7 @@ from ..data import Dataset
 from ..models import PatternSizes, PatternTransformer
 from ..primal import Primal, as_primal
 from .augmentation import Augmentation
+from .model_file import Models
 from .series import series_tensors
 from .task import Batch, Loss, Metric, Task
 
@@ -72,6 +73,12 @@ class PatternTask(Task):
     def tensors(self, part: str, dtype: torch.dtype, device: torch.device) -> Batch:
         """Channels without any value are 0, their training mean."""
         return series_tensors(getattr(self.dataset, part), dtype, device)
+
+    def kept(self, model: nn.Module) -> Models:
+        """With the preparation of the series, the names of the classes and the unit of the targets."""
+        from .predictor import predictor_of
+
+        return predictor_of(self.dataset, model, (self.dataset.target_std, self.dataset.target_mean)).models()
 
     @property
     def hash(self) -> str:

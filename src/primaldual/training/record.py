@@ -14,8 +14,13 @@ from typing import Any, NamedTuple
 
 from .progress import History, best_at
 from .recipe import VERSION, Recipe, completed
+from .record_checks import CHECKSUM, SCORES, checksum, problem
 from .series_recipe import nested
 from .task import Task
+
+
+class RecordError(ValueError):
+    """Something is no record of a run, or not as it was written."""
 
 
 class Score(NamedTuple):
@@ -117,7 +122,26 @@ class Record:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Record:
-        """The inverse of `to_dict`; what older records do not have follows from what they have."""
+        """The inverse of `to_dict`; what older records do not have follows from what they have.
+
+        A `RecordError` says why something is no record of a run, or not as it was written.
+        """
+        try:
+            record = cls._of(data)
+            found = problem(record, data)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise RecordError(f"{type(error).__name__}: {error}"[:200]) from None
+        unknown = set(data) - {f.name for f in fields(cls)} - {*SCORES, CHECKSUM}
+        if unknown and not found:
+            found = f"it also has {', '.join(sorted(unknown))}"[:100]
+        if not found and CHECKSUM in data and data[CHECKSUM] != checksum(data):
+            found = "it is not what its checksum was made of"
+        if found:
+            raise RecordError(found)
+        return record
+
+    @classmethod
+    def _of(cls, data: dict[str, Any]) -> Record:
         given = {f.name: data[f.name] for f in fields(cls) if f.name in data or f.name not in _LATER}
         later: dict[str, Any] = {"recipe": completed(nested(given["recipe"]))}
         if "more_is_better" not in data:

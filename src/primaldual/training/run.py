@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ import torch
 
 from ..base import files
 from ..base.environment import environment
+from ..base.leases import BusyError, holding
+from ..base.tensors import write
 from ..data import Dataset
 from ..primal import Primal
+from .checkpoint import among, refusal
 from .ensemble import Ensemble, check
 from .loop import Training
 from .progress import Watch
 from .recipe import VERSION, Recipe
 from .record import Record, key
 from .series import series_task
-from .store import Store, write
+from .store import Store
 from .task import Task
 
 logger = logging.getLogger(__name__)
@@ -37,6 +41,7 @@ def train(
     resume: bool = True,
     every: float = 15.0,
     watch: Sequence[Watch] = (),
+    wait: bool = True,
 ) -> list[Record]:
     """Train one model per seed, all at once, and give a record of each, in the order of the seeds.
 
@@ -53,25 +58,38 @@ def train(
         resume: whether interrupted runs go on; else they start anew.
         every: seconds of work that a kill may cost.
         watch: called after every evaluation, such as what `progress_bar` gives.
+        wait: what to do where another process trains one of these seeds for the same folder: wait for its records, or
+            raise a `BusyError`.
     """
     task, recipe = _as_task(data, mechanism, recipe)
     check(task, recipe)
     wanted = _checked(seeds)
-    store = None if folder is None else Store(folder)
+    group = _Group(task, recipe, torch.device(device), None if folder is None else Store(folder), every, watch)
+    if group.store is None:
+        found = group.start(wanted)
+        return [found[seed] for seed in wanted]
     keys = {seed: key(task, recipe, seed) for seed in wanted}
-    done: dict[int, Record] = {}
-    for seed in wanted:
-        if store and (record := store.record(keys[seed])):
-            done[seed] = record
-    group = _Group(task, recipe, torch.device(device), store, every, watch)
-    if store and resume:
-        for path, tensors, about in store.checkpoints(group.configuration):
-            if set(about["seeds"]) <= set(wanted):
-                done |= group.resume(path, tensors, about, done)
-    left = tuple(seed for seed in wanted if seed not in done)
-    if left:
-        done |= group.start(left)
-    return [done[seed] for seed in wanted]
+    said = False
+    while True:
+        done = {seed: record for seed in wanted if (record := group.store.record(keys[seed]))}
+        if len(done) == len(wanted):
+            group.tidy(done)
+            return [done[seed] for seed in wanted]
+        left = [group.store.lease(keys[seed]) for seed in wanted if seed not in done]
+        try:
+            with holding(left):
+                group.train(wanted, keys, resume)
+        except BusyError as error:
+            if not wait:
+                raise
+            if not said:
+                logger.warning("%s: %s, and trains the same; its records are waited for", task.name, error)
+            said = True
+            time.sleep(PAUSE)
+
+
+PAUSE = 1.0
+"""Seconds between two looks at whether another process has ended."""
 
 
 def _as_task(data: Dataset | Task, mechanism: str | Primal | None, recipe: Recipe | None) -> tuple[Task, Recipe]:
@@ -96,6 +114,24 @@ class _Group:
         self.store, self.every, self.watch = store, every, watch
         self.configuration = key(task, recipe)
 
+    def train(self, wanted: Sequence[int], keys: dict[int, str], resume: bool) -> None:
+        """Records of all that are wanted: those of another process, which may have ended by now, are not made again."""
+        assert self.store is not None
+        done = {seed: record for seed in wanted if (record := self.store.record(keys[seed]))}
+        if resume:
+            for path, tensors, about in self.store.checkpoints(self.configuration):
+                if among(about.get("seeds"), wanted):
+                    done |= self.resume(path, tensors, about, done)
+        if left := tuple(seed for seed in wanted if seed not in done):
+            self.start(left)
+
+    def tidy(self, done: dict[int, Record]) -> None:
+        """Remove the checkpoint of who was killed after the last record was written."""
+        assert self.store is not None
+        for path, _, about in self.store.checkpoints(self.configuration):
+            if among(about.get("seeds"), tuple(done)):
+                files.remove(path)
+
     def start(self, seeds: tuple[int, ...]) -> dict[int, Record]:
         training = self._training(seeds)
         if self.store:  # a folder that cannot be written to is known before the work, not after it
@@ -108,10 +144,10 @@ class _Group:
         if set(about["seeds"]) <= set(done):  # killed after the last record was written
             files.remove(path)
             return {}
-        if "evaluated" not in about:
-            logger.warning("%s is of an older version; its members start anew", path)
-            return {}
         training = self._training(tuple(about["seeds"]))
+        if reason := refusal(training, tensors, about):
+            logger.warning("%s is %s; its members start anew", path, reason)
+            return {}
         training.load(tensors, about)
         logger.info("seeds %s go on from epoch %d, batch %d", about["seeds"], training.epoch, training.batch)
         return self._finish(training, done)
@@ -132,7 +168,8 @@ class _Group:
             found[seed] = self._record(training, i)
             if self.store:
                 if found[seed].failure is None:
-                    self.store.add_model(found[seed].key, training.ensemble.model(i))
+                    model = training.ensemble.model(i)
+                    self.store.add_model(found[seed].key, model, self.task.kept(model))
                 self.store.add(found[seed])
         if place is not None:
             files.remove(place)

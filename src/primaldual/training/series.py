@@ -14,6 +14,7 @@ from ..kernels.encoder import usable
 from ..models import SeriesSizes, SeriesTransformer
 from ..primal import Primal, as_primal
 from .members import Members
+from .model_file import Models
 from .recipe import Recipe
 from .series_forward import forward
 from .series_recipe import series_recipe, side_by_side
@@ -115,6 +116,13 @@ class SeriesTask(Task):
                 model.head.weight *= self.dataset.target_std
                 model.head.bias.mul_(self.dataset.target_std).add_(self.dataset.target_mean)
         return model
+
+    def kept(self, model: nn.Module) -> Models:
+        """With the preparation of the series and the names of the classes."""
+        from .predictor import predictor_of
+
+        assert isinstance(model, SeriesTransformer)
+        return predictor_of(self.dataset, model).models()
 
     @property
     def hash(self) -> str:

@@ -1,4 +1,4 @@
-"""Recipes for time series: the general one, what a CPU can do of it, and how they are written in keys and old records.
+"""Recipes for time series: the general one, what is done of it in minutes, and how keys and old records have them.
 
 At first recipes were of time series alone, with the sizes of the model side by side with the rest. Keys of time series
 are still written so, that runs of before are found.
@@ -25,10 +25,11 @@ def series_recipe(kind: str = "classification", **changes: Any) -> Recipe:
     return recipe.having(**changes)
 
 
-def for_cpu(recipe: Recipe) -> Recipe:
-    """What a CPU can do in minutes: no dropout on a series model's attention weights, at most 40 epochs.
+def in_minutes(recipe: Recipe) -> Recipe:
+    """What two cores can do in minutes: no dropout on a series model's attention weights, at most 40 epochs.
 
-    torch's fused attention has no dropout on a CPU; with it the weights would be written out.
+    torch's fused attention has no dropout on a CPU; with it the weights would be written out. It is the same on every
+    device, so that a model does not depend on where it was trained.
     """
     if isinstance(recipe.model, SeriesSizes):
         recipe = recipe.having(attention_dropout=0.0)

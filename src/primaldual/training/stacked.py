@@ -42,6 +42,7 @@ class Stacked:
         exact = [name for name in shapes if is_precise(name)]
         others = [name for name in shapes if not is_precise(name)]
         self.fused = usable(device, computed)
+        self.generator = generator_of(device)
         self._shapes = {name: shapes[name] for name in (*exact, *others)}
         self.count = sum(shape.numel() for shape in shapes.values())
         columns = sum(_columns(shape) for shape in shapes.values())
@@ -131,6 +132,13 @@ class Stacked:
         }
         model.to(self.matrix.dtype).load_state_dict(state, strict=False)
         return model.eval()
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """What members draw from: one of their own on the CPU; on a GPU the device's, which its graphs know."""
+    if device.type != "cuda":
+        return torch.Generator()
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _untrained(model: nn.Module) -> dict[str, Tensor]:

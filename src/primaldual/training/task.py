@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..base.randomness import DrawingFrom
 from ..primal import Primal, Spec, as_primal
 from .recipe import Recipe, canonical
 
 if TYPE_CHECKING:
     from .members import Members
+    from .model_file import Models
     from .stacked import Stacked
 
 Batch = tuple[Tensor | None, ...]
@@ -135,6 +137,10 @@ class Task(ABC):
         """A trained model as its user gets it."""
         return model
 
+    def kept(self, model: nn.Module) -> Models | None:
+        """A delivered model as it goes to a file, with what its user needs beside its weights; None for these alone."""
+        return None
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 of all cases, and of their lengths."""
@@ -177,8 +183,7 @@ class Task(ABC):
 
 def built(task: Task, seed: int) -> nn.Module:
     """A task's model with the initial weights of a seed, on the CPU; the caller's random state is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU alone: torch.manual_seed would reach devices too
+    with DrawingFrom(torch.Generator().manual_seed(seed)):
         return task.build()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from ..base.leases import BusyError, holding
 from ..base.packages import needed
 from ..data import Dataset
 from ..models import SeriesSizes
@@ -62,13 +65,25 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     primal, recipe = as_primal(mechanism), recipe or series_recipe(data.kind)
     recipe = replace(recipe, validation=recipe.validation or VALIDATION)
-    task, recipe = series_task(data, primal, recipe)
-    assert isinstance(recipe.model, SeriesSizes)
-    heads = recipe.model.heads
     if not tunable(primal):
         raise ValueError(f"there is nothing to tune in {primal!r}: it has neither a fixed β nor scales")
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(holding([place / "tune.lock"]))
+        except BusyError as error:
+            raise ValueError(f"{error}: a search is under way in this folder; wait for it, or take another") from None
+        return _search(data, primal, recipe, seeds, place, trials, device, watch)
+
+
+def _search(
+    data: Dataset, primal: Primal, recipe: Recipe, seeds: Sequence[int], place: Path, trials: int,
+    device: torch.device | str, watch: Callable[[int, dict[str, Any], float], None] | None,
+) -> Tuned:  # fmt: skip
+    """In a folder that no other process searches in."""
+    optuna, (task, recipe) = import_module("optuna"), series_task(data, primal, recipe)
+    assert isinstance(recipe.model, SeriesSizes)
+    heads = recipe.model.heads
     study = optuna.create_study(
         storage=f"sqlite:///{(place / 'tune.sqlite3').as_posix()}", study_name=key(task, recipe, *seeds),
         direction="maximize" if data.classes else "minimize", load_if_exists=True,

@@ -1,0 +1,138 @@
+"""What predicts from raw time series: trained models, the preparation of their series, and the names of the classes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data import Dataset, Preparation, Split, fill_gaps
+from ..models import PatternConfig, SeriesConfig
+from ..primal import Spec
+from .labels import labels_from_json, labels_to_json
+from .model_file import ModelFileError, Models, dtype_of, model_of, read, write
+from .series import series_tensors
+
+PREDICTED = 1 << 15
+"""Steps that a member predicts from at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Members that predict together.
+
+    Args:
+        configs, weights: of every member.
+        preparation: of series, as those of the training were prepared.
+        classes: labels, in the order of the scores; None for regression.
+        target: what predictions are multiplied by, and what is added then.
+        about: what else a file is to say, in JSON.
+    """
+
+    configs: Sequence[Spec]
+    weights: Sequence[Mapping[str, Tensor]]
+    preparation: Preparation
+    classes: np.ndarray | None
+    target: tuple[float, float] = (1.0, 0.0)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def outputs(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> Tensor:
+        """Of every member from series [length, channels]: scores [members, cases, classes], or [members, cases]."""
+        filled = [fill_gaps(np.asarray(one, dtype=np.float64)) for one in series]
+        length = self.preparation.length
+        if longer := sum(len(one) > length for one in filled):
+            warnings.warn(
+                f"{longer} of {len(filled)} series are longer than every series of fit: cut to {length} steps",
+                stacklevel=5,
+            )
+        x, lengths = self.preparation.apply(filled)
+        split, size = Split(x, lengths, torch.zeros(len(x))), max(1, PREDICTED // length)
+        found = []
+        for config, weights in zip(self.configs, self.weights, strict=True):
+            dtype = dtype_of(weights)
+            model = model_of(config, weights).to(device)
+            inputs, padding, _ = series_tensors(split, dtype, torch.device(device))
+            assert inputs is not None
+            chunks = inputs.split(size)
+            paddings = [None] * len(chunks) if padding is None else padding.split(size)
+            scores = [model(chunk, hidden) for chunk, hidden in zip(chunks, paddings, strict=True)]
+            found.append(torch.cat(scores).double().cpu())
+        return torch.stack(found)
+
+    def probabilities(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> np.ndarray:
+        """Of the classes, [cases, classes]: the mean over members."""
+        return self.outputs(series, device).softmax(-1).mean(0).numpy()
+
+    def numbers(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> np.ndarray:
+        """Predictions in the targets' own unit, [cases]: the mean over members."""
+        scale, offset = self.target
+        return offset + scale * self.outputs(series, device).mean(0).numpy()
+
+    def save(self, path: Path) -> None:
+        """Into one file, which is whole or not there."""
+        write(path, self.models())
+
+    def models(self) -> Models:
+        """As they go to a file."""
+        prepared = {"mean": torch.from_numpy(self.preparation.mean), "std": torch.from_numpy(self.preparation.std)}
+        said = {
+            "length": self.preparation.length, "target": list(self.target),
+            "classes": None if self.classes is None else labels_to_json(self.classes),
+        }  # fmt: skip
+        return Models(self.configs, self.weights, prepared, {"series": said} | dict(self.about))
+
+    @classmethod
+    def load(cls, path: Path) -> Predictor:
+        """The inverse of `save`; a `ModelFileError` where a file does not hold one."""
+        models = read(path)
+        said = models.about.get("series")
+        if said is None:
+            raise ModelFileError(
+                f"{path} holds a model, but not how series are prepared for it: it is not of time series, or an "
+                f"older version trained it"
+            )
+        try:
+            made = cls._of(models, said)
+            for config, weights in zip(made.configs, made.weights, strict=True):
+                model_of(config, weights)
+        except (ModelFileError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise ModelFileError(f"{path} is damaged: {error}") from None
+        return made
+
+    @classmethod
+    def _of(cls, models: Models, said: Mapping[str, Any]) -> Predictor:
+        configs, (mean, std) = models.configs, (models.beside[name] for name in ("mean", "std"))
+        known = [config for config in configs if isinstance(config, SeriesConfig | PatternConfig)]
+        if len(known) < len(configs):
+            raise ModelFileError("its models are not of time series")
+        first, shapes = known[0], {(c.channels, c.length, c.outputs, c.task) for c in known}
+        if len(shapes) > 1:
+            raise ModelFileError("its members are not of the same series")
+        if said["length"] != first.length or not mean.shape == std.shape == (first.channels,):
+            raise ModelFileError("its preparation is not that of its models")
+        if not (mean.isfinite().all() and std.isfinite().all() and mean.dtype == std.dtype == torch.float64):
+            raise ModelFileError("the mean and deviation of its channels are no numbers")
+        classes = None if said["classes"] is None else labels_from_json(said["classes"])
+        if (classes is None) != (first.task == "regression") or (classes is not None and len(classes) != first.outputs):
+            raise ModelFileError("its classes are not those of its models")
+        scale, offset = said["target"]
+        if not all(type(x) in (int, float) and np.isfinite(x) for x in (scale, offset)):
+            raise ModelFileError(f"its targets are in {said['target']!r}")
+        preparation = Preparation(mean.numpy(), std.numpy(), first.length)
+        others = {name: value for name, value in models.about.items() if name != "series"}
+        return cls(list(configs), models.weights, preparation, classes, (scale, offset), others)  # type: ignore[arg-type]
+
+
+def predictor_of(data: Dataset, model: nn.Module, target: tuple[float, float] = (1.0, 0.0)) -> Predictor:
+    """A model that was trained on a set, with the preparation and the classes of the set."""
+    config: Any = model.config
+    preparation = Preparation(data.mean.numpy(), data.std.numpy(), data.length)
+    classes = np.array(data.classes) if data.classes else None
+    return Predictor([config], [model.state_dict()], preparation, classes, target, {"name": data.name})
