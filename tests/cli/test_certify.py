@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 import primaldual
 from primaldual.cli import app
-from primaldual.regression import claims
+from primaldual.regression import drawn
 from primaldual.regression.claims import certify
 
 
@@ -74,13 +74,13 @@ def test_json_of_the_defaults_is_strict_and_complete():
 
 @pytest.mark.parametrize("arguments", [("softmax",), ("--all",), ("softmax", "--json"), ("--all", "--json")])
 def test_a_failure_is_named_and_sets_the_exit_status(monkeypatch, arguments):
-    right = claims.attention
+    right = drawn.attention
 
     def wrong(q, k, v, primal, **given):
         out = right(q, k, v, primal, **given)
         return out * 1.001 if primal == primaldual.mechanism("softmax") else out
 
-    monkeypatch.setattr(claims, "attention", wrong)
+    monkeypatch.setattr(drawn, "attention", wrong)
     result = call(*arguments)
     assert result.exit_code == 1
     if "--json" in arguments:

@@ -47,6 +47,13 @@ def test_options_reach_the_mechanism():
     assert convolved.stdout.strip() == (
         primaldual.derive(primaldual.mechanism("conv2d", size=(3, 3), grid=(14, 14))).explain().strip()
     )
+    for given, options in (
+        (("qk-norm", "--temperature", "--rotary"), {"temperature": True, "rotary": True}),
+        (("conv1d", "--channels", "each"), {"channels": "each"}),
+        (("alibi", "--slopes", "0.5,0.25"), {"slopes": (0.5, 0.25)}),
+    ):
+        expected = primaldual.derive(primaldual.mechanism(given[0], **options)).explain()
+        assert call("explain", *given).stdout.strip() == expected.strip()
     assert call("explain", "sparse", "--pattern", "window:16").stdout != call("explain", "sparse").stdout
     assert call("explain", "bn", "--full").stdout != call("explain", "bn").stdout
 

@@ -8,7 +8,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from primaldual import MultiheadAttention, Primal, derive, mechanism, mechanisms
-from primaldual.primal import BatchNorm, Exponential, FeatureMap, KernelSum, PointMap, Recenter, Taylor
+from primaldual.primal import (
+    BatchNorm,
+    DepthwiseConv1d,
+    Exponential,
+    FeatureMap,
+    KernelSum,
+    Laplace,
+    PointMap,
+    Recenter,
+    RmsNorm,
+    Rotary,
+    Scale,
+    Taylor,
+)
 
 SECTIONS = [
     "The primal layer", "The regression", "Stationarity of the Lagrangian", "The support vector expansion",
@@ -16,10 +29,15 @@ SECTIONS = [
 ]  # fmt: skip
 
 
+EXPLAINED = {name: mechanism(name) for name in mechanisms()} | {
+    "positions": Primal(Laplace(), inputs=(DepthwiseConv1d(3, True, "each"), Rotary(), RmsNorm(), Scale(2.0, True))),
+}
+
+
 @pytest.mark.parametrize("format", ["text", "markdown", "latex"])
-@pytest.mark.parametrize("name", mechanisms())
+@pytest.mark.parametrize("name", EXPLAINED)
 def test_every_mechanism_is_explained_step_by_step(name: str, format: str) -> None:
-    said = derive(mechanism(name)).explain(format)
+    said = derive(EXPLAINED[name]).explain(format)
     places = [said.index(title) for title in SECTIONS]
     assert places == sorted(places)
     if format != "text":  # braces, brackets and display formulas balance

@@ -12,6 +12,9 @@ from primaldual.primal import (
     DepthwiseConv1d,
     EluPlusOne,
     Fixed,
+    Forget,
+    Gated,
+    KernelSum,
     Pooled,
     RandomFeatures,
     Recenter,
@@ -55,6 +58,11 @@ LAYERS = NAMED | {
     "taylor": mechanism("linear", features=Taylor(2)),
     "random features": mechanism("linear-sh", features=RandomFeatures(12), scales=(2, 1, 2, 1)),
     "unit": Primal(EluPlusOne(), Unit()),
+    "gates of heads": mechanism("gate+sh", per="head", scales=(2, 1, 2, 1)),
+    "a sink and gates": Primal(normalizer=Gated(KernelSum("learned"), "channel"), inputs=(Recenter(0.5),)),
+    "decays and gates": Primal(
+        normalizer=Gated(per="channel"), weights=Forget(), training_set=Pooled((2, 1, 2, 1)), inputs=(RmsNorm(),)
+    ),
     "bias": Primal(inputs=(BatchNorm(),), bias=True),
     "residual": Primal(training_set=Pooled((1, 2, 2, 1)), residual=True, bias=True),
 }

@@ -10,7 +10,7 @@ from primaldual import MultiheadAttention, mechanism, mechanisms
 
 E, H, N, L, S = 12, 3, 2, 5, 7
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
-PLAIN = [name for name in mechanisms() if not mechanism(name).learned(H, E // H)]
+PLAIN = [name for name in mechanisms() if not (mechanism(name).learned(H, E // H) or mechanism(name).made(H, E // H))]
 
 OPTIONS = {
     "plain": {},
@@ -216,8 +216,9 @@ def test_a_torch_state_dict_loads_into_every_mechanism_that_learns_nothing_and_b
         assert torch.equal(back.state_dict()[key], value)
 
 
-def test_only_convolutions_and_the_qk_norm_learn_something_of_their_own():
-    assert set(mechanisms()) - set(PLAIN) == {"conv1d", "conv2d", "qk-norm"}
+def test_only_convolutions_the_qk_norm_sinks_gates_and_decays_learn_something_of_their_own():
+    learning = {"conv1d", "conv2d", "qk-norm", "sink", "gate", "gate+sh", "forget", "forget+sh"}
+    assert set(mechanisms()) - set(PLAIN) == learning
 
 
 def test_the_constructor_takes_what_torchs_takes_in_the_same_order_with_the_same_defaults():

@@ -26,7 +26,7 @@ def test_weights_and_their_gradients_are_the_reference_s(name: str) -> None:
         found = {}
         for impl in ("reference", "dense"):
             qkv, masks = inputs(case)
-            learned = parameters(primal)
+            learned = parameters(primal, case)
             _, weights = attention(*qkv, primal, impl=impl, parameters=learned, need_weights=True, **masks)
             up = torch.randn(weights.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
             leaves = [*qkv, *learned.values()]
@@ -102,7 +102,7 @@ def test_repeated_weights_are_the_reference_s(name: str) -> None:
         if not (exists(primal, case) and runs(primal, case, "dense")):
             continue
         qkv, masks = inputs(case)
-        problem = state(*qkv, primal, parameters=parameters(primal), need_weights=True, **masks)
+        problem = state(*qkv, primal, parameters=parameters(primal, case), need_weights=True, **masks)
         torch.testing.assert_close(repeated(problem, "dense"), repeated(problem, "reference"), msg=str(case))
 
 

@@ -22,7 +22,7 @@ def on_gpu(primal, case: Case, impl: str, dtype: torch.dtype, rounded: torch.dty
     qkv, masks = inputs(case, dtype, rounded)
     qkv = [x.detach().cuda().requires_grad_() for x in qkv]
     masks = {n: m.cuda() if isinstance(m, torch.Tensor) else m for n, m in masks.items()}
-    learned = {n: x.detach().cuda().requires_grad_() for n, x in parameters(primal, dtype, rounded).items()}
+    learned = {n: x.detach().cuda().requires_grad_() for n, x in parameters(primal, case, dtype, rounded).items()}
     try:
         out = attention(*qkv, primal, impl=impl, parameters=learned, **masks)
     except UnsupportedError:

@@ -74,7 +74,7 @@ def test_a_mask_beside_is_causal_applies_too(name: str, mask: str) -> None:
     primal, case = PRIMALS[name], Case(L, L, mask)
     found = outputs_and_gradients(primal, Case(L, L, mask, causal=True), "auto")
     qkv, given = inputs(case)
-    learned = parameters(primal)
+    learned = parameters(primal, case)
     given["attn_mask"] = (
         given["attn_mask"] | FUTURE if mask == "attn" else given["attn_mask"].masked_fill(FUTURE, -torch.inf)
     )

@@ -14,7 +14,7 @@ from primaldual.primal.features import FeatureMap
 
 q = torch.randn(1, 8, 9, 4)
 EXPECTED = dict.fromkeys(mechanisms(), "sdpa")
-EXPECTED |= {name: "linear" for name in mechanisms() if name.startswith("linear")}
+EXPECTED |= {name: "linear" for name in mechanisms() if name.startswith(("linear", "polynomial"))}
 EXPECTED |= {name: "block_sparse" for name in mechanisms() if name.startswith("sparse")}
 
 

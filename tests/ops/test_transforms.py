@@ -14,8 +14,9 @@ from support.battery import FASTEST, HEADS, NAMED, PRIMALS, Case, inputs, parame
 def test_gradcheck(name: str) -> None:
     primal = PRIMALS[name]
     length = 4 if name == "conv2d" else 5
-    qkv, masks = inputs(Case(length, length, "padding"), dim=2)
-    learned = parameters(primal, dim=2)
+    case = Case(length, length, "padding")
+    qkv, masks = inputs(case, dim=2)
+    learned = parameters(primal, case, dim=2)
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         named = dict(zip(learned, tensors[3:], strict=True))
@@ -27,8 +28,9 @@ def test_gradcheck(name: str) -> None:
 def compiled_equals_eager(name: str, backend: str, causal: bool = False) -> None:
     torch._dynamo.reset()
     primal = PRIMALS[name]
-    qkv, masks = inputs(Case(16, 16, "none" if causal else "padding", causal))
-    learned = parameters(primal)
+    case = Case(16, 16, "none" if causal else "padding", causal)
+    qkv, masks = inputs(case)
+    learned = parameters(primal, case)
 
     def run(q, k, v, learned):
         return attention(q, k, v, primal, parameters=learned, impl=FASTEST[name], **masks)

@@ -8,6 +8,7 @@ import torch
 from primaldual import Primal, mechanism, mechanisms
 from primaldual.primal import Fixed, Laplace, Pooled, RandomFeatures, RmsNorm, Rotary, Scale, Taylor, Unit
 from primaldual.regression import KernelError, claims
+from primaldual.regression import drawn as problems
 from primaldual.regression.certification import Certification, Check, worst
 from primaldual.regression.claims import certify
 from primaldual.regression.drawn import draw
@@ -27,7 +28,8 @@ def test_every_mechanism_certifies_on_a_problem_with_all_kinds_of_dual_variables
     finite = mechanism(name).features.finite
     assert said["by W vs by α"] == ("ok" if finite else "skipped")
     skipped = {check.note for check in found.checks if check.status == "skipped"}
-    assert skipped == ({"α is not unique"} if finite else {"no finite Φ"})
+    few = finite and name != "polynomial"  # 45 features of 8 dimensions, for 24 points
+    assert skipped == ({"α is not unique"} if few else set() if finite else {"no finite Φ"})
     assert bool(found.queries) == ("sparse" in name)
 
 
@@ -102,7 +104,9 @@ def test_a_wrong_primal_route_fails_that_check_alone(monkeypatch):
 
 def test_a_wrong_expansion_fails_every_comparison(monkeypatch):
     right = Fit.predict
-    monkeypatch.setattr(Fit, "predict", lambda self, x, by="dual": right(self, x, by) * (1 + 1e-4 * (by == "dual")))
+    monkeypatch.setattr(
+        Fit, "predict", lambda self, x, by="dual", **at: right(self, x, by, **at) * (1 + 1e-4 * (by == "dual"))
+    )
     assert [check.name for check in certify("linear").failed] == [
         "by W vs by α", "by attention vs by α", "recovery, at keys", "recovery, at queries",
     ]  # fmt: skip
@@ -110,8 +114,8 @@ def test_a_wrong_expansion_fails_every_comparison(monkeypatch):
 
 @pytest.mark.parametrize("name", ["sh", "sparse"])
 def test_a_wrong_attention_is_found(monkeypatch, name):
-    right = claims.attention
-    monkeypatch.setattr(claims, "attention", lambda q, k, v, *rest, **given: right(q, k, v + 1e-4, *rest, **given))
+    right = problems.attention
+    monkeypatch.setattr(problems, "attention", lambda q, k, v, *rest, **given: right(q, k, v + 1e-4, *rest, **given))
     failed = {check.name for check in certify(name).failed}
     assert failed == {"by attention vs by α", "recovery, at keys", "recovery, at queries"}
 

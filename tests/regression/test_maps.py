@@ -52,7 +52,7 @@ def test_maps_are_the_weights_of_the_reference(name):
         assert refusal(call) == f"{name[3:]} pooling has no weights over tokens"
         return
     _, weights = attention(
-        call.queries, call.keys, call.values, call.primal, key_padding_mask=PADDING, query_padding_mask=PADDING,
+        call.queries, call.keys, call.values, call.primal.ungated, key_padding_mask=PADDING, query_padding_mask=PADDING,
         parameters=call.parameters, impl="reference", need_weights=True,
     )  # fmt: skip
     assert refusal(call) is None

@@ -12,8 +12,14 @@ from primaldual.ops import EXECUTORS, UnsupportedError, plan
 from primaldual.primal import (
     BatchNorm,
     DepthwiseConv1d,
+    EluPlusOne,
     Fixed,
+    Forget,
+    Gated,
+    Gaussian,
+    KernelSum,
     Laplace,
+    Polynomial,
     Pooled,
     RandomFeatures,
     Recenter,
@@ -60,6 +66,17 @@ VARIANTS: dict[str, Primal] = {
     "rms-then-bn": Primal(inputs=(RmsNorm(), Recenter(0.3))),
     "bn-then-rms": Primal(inputs=(Recenter(0.3), RmsNorm())),
     "unit": Primal(normalizer=Unit()),
+    "sink-one": Primal(inputs=(Recenter(0.5),), normalizer=KernelSum(1)),
+    "sink-sh": Primal(normalizer=KernelSum("learned"), training_set=Pooled(SCALES)),
+    "sink-gate": Primal(normalizer=Gated(KernelSum("learned")), features=EluPlusOne()),
+    "forget-sh": Primal(weights=Forget(), inputs=(Recenter(0.5),), training_set=Pooled(SCALES, prefix=2)),
+    "forget-linear": Primal(EluPlusOne(), Gated(), weights=Forget(), training_set=Pooled(SCALES)),
+    "forget-kmeans": Primal(weights=Forget(), training_set=Pooled(SCALES, "kmeans")),
+    "forget-gaussian": Primal(Gaussian(), weights=Forget(), training_set=Pooled(SCALES)),
+    "forget-sparse": Primal(weights=Forget(), training_set=Sparse(Strided(3))),
+    "gaussian-sh": Primal(Gaussian(0.8), inputs=(BatchNorm(),), training_set=Pooled(SCALES)),
+    "gaussian-sink": Primal(Gaussian(), KernelSum("learned")),
+    "polynomial-sh": Primal(Polynomial(3, 5.0), inputs=(RmsNorm(),), training_set=Pooled(SCALES)),
     "linear-unit": Primal(features=Taylor(2), normalizer=Unit()),
     "linear-taylor": mechanism("linear-sh", features=Taylor(2), prefix=2),
     "linear-random": mechanism("linear-bn", features=RandomFeatures(8)),
@@ -133,14 +150,26 @@ def inputs(case: Case, dtype: torch.dtype = torch.float64, rounded: torch.dtype 
 
 
 def parameters(
-    primal: Primal, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4
-) -> dict:
-    """What the primal learns, moved away from its start, requiring gradients."""
+    primal: Primal, case: Case, dtype: torch.dtype = torch.float64, rounded: torch.dtype | None = None, dim: int = 4,
+    batch: int = 2,
+) -> dict:  # fmt: skip
+    """What the primal learns, and has for every token, moved away from its start, requiring gradients."""
     generator = torch.Generator().manual_seed(1)
     moved = {}
     for name, start in primal.learned(HEADS, dim).items():
         moved[name] = start.double() + 0.3 * torch.randn(start.shape, generator=generator, dtype=torch.float64)
+    for name, part in primal.made(HEADS, dim + 1).items():
+        tokens = case.queries if part.of == "query" else case.keys
+        shape = (batch, HEADS, tokens, *part.start.shape[1:])
+        start = part.start.double()[:, None] + torch.randn(shape, generator=generator, dtype=torch.float64)
+        moved[name] = part.function(start)
     return {n: x.to(rounded or dtype).to(dtype).requires_grad_() for n, x in moved.items()}
+
+
+def shortened(primal: Primal, given: dict, length: int) -> dict:
+    """The same of so many first tokens."""
+    made = primal.made(HEADS, 5)
+    return {name: x[:, :, :length] if name in made else x for name, x in given.items()}
 
 
 def outputs_and_gradients(
@@ -148,7 +177,7 @@ def outputs_and_gradients(
 ) -> dict[str, Tensor]:
     """The output, and the gradient of every input and parameter for one fixed upstream gradient."""
     qkv, masks = inputs(case, dtype, rounded)
-    learned = parameters(primal, dtype, rounded)
+    learned = parameters(primal, case, dtype, rounded)
     out = attention(*qkv, primal, impl=impl, parameters=learned, **masks)
     assert isinstance(out, Tensor)
     up = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)

@@ -22,6 +22,11 @@ OPTIONS: dict[str, Any] = {
     "causal": Annotated[bool | None, typer.Option("--causal", help="`conv1d`: look back only.")],
     "channels": Annotated[str | None, typer.Option(help="`conv1d`: `one` kernel for all channels, or `each` its own.")],
     "grid": Annotated[str | None, typer.Option(help="`conv2d`, `sh`: rows x columns of patches, such as `14x14`.")],
+    "per": Annotated[str | None, typer.Option(help="`gate`: a gate for each `channel` or `head`.")],
+    "sink": Annotated[float | None, typer.Option(help="`sink`: a number in place of one learned for each head.")],
+    "bandwidth": Annotated[float | None, typer.Option(help="`gaussian`: of the kernel.")],
+    "degree": Annotated[int | None, typer.Option(help="`polynomial`: p of (x·y/√D + c)^p.")],
+    "constant": Annotated[float | None, typer.Option(help="`polynomial`: c.")],
     "temperature": Annotated[
         bool | None, typer.Option("--temperature", help="`qk-norm`: learn a factor on the scores, one per head.")
     ],

@@ -11,8 +11,11 @@ from ..primal import (
     DepthwiseConv2d,
     EluPlusOne,
     Exponential,
+    Gated,
+    Gaussian,
     KernelSum,
     Laplace,
+    Polynomial,
     Pooled,
     RmsNorm,
     Sparse,
@@ -24,7 +27,7 @@ from ..primal import (
 
 LEGEND = (
     "exp: κ(x, y) = exp(x·y/√D). L: exp(−m|i − j|). Σκ: h(x) = Σ_{j∈S} κ(x, k_j). μ: mean key. pooled: at each head's "
-    "own scale."
+    "own scale. c: a sink. g: a gate. w: points have weights."
 )
 
 
@@ -38,7 +41,8 @@ def mechanisms_table() -> Table:
     for name in mechanisms():
         primal = mechanism(name)
         maps = ", ".join(map(_short, primal.inputs)) or "–"
-        parts = (_short(primal.features), _short(primal.normalizer), maps, _short(primal.training_set))
+        points = _short(primal.training_set) + ", w" * (primal.weights is not None)
+        parts = (_short(primal.features), _short(primal.normalizer), maps, points)
         table.add_row(name, *parts, about(name))
     return table
 
@@ -50,10 +54,16 @@ def _short(spec: Spec) -> str:
             return "exp·L"
         case Exponential():
             return "exp"
-        case KernelSum():
-            return "Σκ"
+        case Gated(over=over):
+            return f"{_short(over)}/g" if over == KernelSum() else f"({_short(over)})/g"
+        case KernelSum(sink=sink):
+            return "Σκ" if sink == 0 else "c+Σκ"
         case EluPlusOne():
-            return "elu + 1"
+            return "elu+1"
+        case Gaussian():
+            return "Gauss"
+        case Polynomial(degree=degree):
+            return f"pow {degree}"
         case RmsNorm():
             return "RMS norm"
         case DepthwiseConv1d():

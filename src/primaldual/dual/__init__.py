@@ -5,8 +5,10 @@ from .expansion import Expansion, derive
 from .form import Beta, Form, beta_of, form_of
 from .rewrites import (
     REWRITES,
+    GateAfterSum,
     GroupHeadsByScale,
     KeepPattern,
+    NormsOfKeysAreBias,
     PoolBeforeProjection,
     Reassociate,
     Rewrite,
@@ -14,6 +16,7 @@ from .rewrites import (
 )
 
 __all__ = [
-    "REWRITES", "Beta", "Cost", "Expansion", "Form", "GroupHeadsByScale", "KeepPattern", "PoolBeforeProjection",
-    "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive", "form_of",
+    "REWRITES", "Beta", "Cost", "Expansion", "Form", "GateAfterSum", "GroupHeadsByScale", "KeepPattern",
+    "NormsOfKeysAreBias", "PoolBeforeProjection", "Reassociate", "Rewrite", "RowConstantsCancel", "beta_of", "derive",
+    "form_of",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..primal import TrainingSet
+from ..primal import Gated, Polynomial, TrainingSet
 from .rewrites import GroupHeadsByScale
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Cost(NamedTuple):
-    """FLOPs (a multiply-add is two) per sequence: the key and value projections, the input maps, the sum itself."""
+    """FLOPs (a multiply-add is two) per sequence: of the key and value projections, maps and gates, and the sum."""
 
     projection: int
     maps: int
@@ -47,11 +47,17 @@ def count(expansion: Expansion, *, queries: int, keys: int, heads: int, head_dim
             maps += H * {"nothing": 0, "mean": 1, "variance": 3}[map_.needs] * points * D
         for token_map in primal.token_maps:
             maps += H * 2 * token_map.taps(D) * (L + N) * D
-        if expansion.associated:
-            F = primal.features.dim(D)
-            attention += H * 2 * (L + points) * F * (D + 1)
+        pairs = H * 2 * 2 * D * _pairs(expansion, scale, L, N)
+        if not expansion.associated:
+            attention += pairs
+        elif isinstance(primal.features, Polynomial):  # whose kernel needs no features, where these are many
+            attention += min(pairs, H * 2 * (L + points) * primal.features.dim(D) * (D + 1))
         else:
-            attention += H * 2 * 2 * D * _pairs(expansion, scale, L, N)
+            attention += H * 2 * (L + points) * primal.features.dim(D) * (D + 1)
+    for part in primal.made(heads, D).values():
+        maps += 2 * (L if part.of == "query" else N) * E * part.start.numel()
+    if isinstance(primal.normalizer, Gated):
+        maps += L * E
     if early:
         maps += E * N * sum(s > 1 for s in set(scales))  # pooling, of the layer's input, once per scale
     return Cost(projection, maps, attention)

@@ -13,8 +13,10 @@ from .explain import explain
 from .form import pattern_of
 from .rewrites import (
     REWRITES,
+    GateAfterSum,
     GroupHeadsByScale,
     KeepPattern,
+    NormsOfKeysAreBias,
     PoolBeforeProjection,
     Reassociate,
     Rewrite,
@@ -54,9 +56,19 @@ class Expansion:
         return self.primal.point_maps[-1] if RowConstantsCancel in self.rewrites else None
 
     @property
+    def biased_by_norms(self) -> bool:
+        """Whether the length of a key is a bias on its score, which is a product as under softmax."""
+        return NormsOfKeysAreBias in self.rewrites
+
+    @property
     def inputs_pooled(self) -> bool:
         """Whether a layer pools its inputs before it projects them."""
         return PoolBeforeProjection in self.rewrites
+
+    @property
+    def gates_outputs(self) -> bool:
+        """Whether a gate multiplies the output, and the sum is that of the primal without it."""
+        return GateAfterSum in self.rewrites
 
     @property
     def associated(self) -> bool:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..primal import BatchNorm, DepthwiseConv2d, Exponential, KernelSum, Laplace, Primal, Recenter, Scale, Unit
+from ..primal import (
+    BatchNorm,
+    DepthwiseConv2d,
+    Exponential,
+    Gated,
+    Gaussian,
+    KernelSum,
+    Laplace,
+    Polynomial,
+    Primal,
+    Recenter,
+    Scale,
+    Unit,
+)
 from ..primal._spec import operand
 from .cost import count
 from .form import form_of, pooling_of
-from .render import RENDERERS, Section, formula, say
+from .render import RENDERERS, Line, Section, formula, say
 from .rewrites import Reassociate, RowConstantsCancel
 
 if TYPE_CHECKING:
@@ -44,7 +57,11 @@ def _layer(p: Primal) -> Section:
     if any(m.needs != "nothing" for m in p.point_maps):
         of = "pooled keys" if pooling_of(p.training_set) else "keys"
         lines.append(say(f"The statistics of T are taken over the head's own {of}, one vote each."))
-    for part in (p.features, p.normalizer, *p.inputs, p.training_set):
+    if isinstance(p.normalizer, Gated):
+        lines.append(formula("g(x) = σ(A x_in + a)", r"g(x)=\sigma(A\,x_{\mathrm{in}}+a)"))
+    weights = () if p.weights is None else (p.weights,)
+    lines += [formula(part.text(), part.latex()) for part in weights]
+    for part in (p.features, p.normalizer, *p.inputs, p.training_set, *weights):
         lines += map(say, part.remarks(), part.remarks(latex=True))
     return Section("The primal layer", lines)
 
@@ -99,14 +116,15 @@ def _stationarity() -> Section:
 def _expansion(p: Primal) -> Section:
     b, b_latex = (" + b", "+b") if p.bias else ("", "")
     x, x_latex = (" + x_i", "+x_i") if p.residual else ("", "")
+    w = "" if p.weights is None else "w_j "
     lines = [
         say(
             "Put w_d back into f, with v_j = (α_j − α̃_j) / h(Tk_j) and x = q_i (Eqn. dual-model):",
             r"Put $w_d$ back into $f$, with $v_j=(\alpha_j-\tilde\alpha_j)/h(Tk_j)$ and $x=q_i$ (Eqn. dual-model):",
         ),
         formula(
-            f"f(q_i) = Σ_{{j∈S}} κ(Tq_i, Tk_j) / h(Tq_i) · v_j{b}{x},   κ(x, y) = Φ(x)·Φ(y)",
-            rf"f(q_i)=\sum_{{j\in S}}\frac{{\kappa(Tq_i,Tk_j)}}{{h(Tq_i)}}\,v_j{b_latex}{x_latex},"
+            f"f(q_i) = Σ_{{j∈S}} {w}κ(Tq_i, Tk_j) / h(Tq_i) · v_j{b}{x},   κ(x, y) = Φ(x)·Φ(y)",
+            rf"f(q_i)=\sum_{{j\in S}}\frac{{{w}\kappa(Tq_i,Tk_j)}}{{h(Tq_i)}}\,v_j{b_latex}{x_latex},"
             r"\qquad \kappa(x,y)=\Phi(x)^\top\Phi(y)",
         ),
     ]
@@ -118,8 +136,11 @@ def _expansion(p: Primal) -> Section:
             score, score_latex = "q_i·k_j/√D", r"q_i^\top k_j/\sqrt{D}"
         apart, apart_latex = _apart(p)
         score, score_latex = score + apart, score_latex + apart_latex
-        name, name_latex = ("softmax_j", r"\mathrm{softmax}_j") if type(p.normalizer) is KernelSum else ("exp", r"\exp")
-        over = "" if type(p.normalizer) in (KernelSum, Unit) else " / h(Tq_i)"
+        if w:
+            score, score_latex = f"{score} + log w_j", rf"{score_latex}+\log w_j"
+        plain = p.normalizer == KernelSum()
+        name, name_latex = ("softmax_j", r"\mathrm{softmax}_j") if plain else ("exp", r"\exp")
+        over = "" if plain or type(p.normalizer) is Unit else " / h(Tq_i)"
         over_latex = rf"\,/\,{p.normalizer.latex('Tq_i')}" if over else ""
         lines += [
             say(
@@ -133,11 +154,13 @@ def _expansion(p: Primal) -> Section:
             ),
         ]
     else:
+        if (kernel := _kernel(p)) is not None:
+            lines += [say("The kernel of these features:"), kernel]
         lines += [
             say("Filled in, with Φ as above:", r"Filled in, with $\Phi$ as above:"),
             formula(
-                f"f(q_i) = Σ_{{j∈S}} Φ({q})·Φ({k}) / h · v_j{b}{x},   h = {p.normalizer.text('T q_i')}",
-                rf"f(q_i)=\sum_{{j\in S}}\frac{{\Phi({q_latex})^\top\Phi({k_latex})}}{{h}}\,v_j{b_latex}{x_latex},"
+                f"f(q_i) = Σ_{{j∈S}} {w}Φ({q})·Φ({k}) / h · v_j{b}{x},   h = {p.normalizer.text('T q_i')}",
+                rf"f(q_i)=\sum_{{j\in S}}\frac{{{w}\Phi({q_latex})^\top\Phi({k_latex})}}{{h}}\,v_j{b_latex}{x_latex},"
                 rf"\qquad h={p.normalizer.latex('Tq_i')}",
             ),
         ]
@@ -149,6 +172,19 @@ def _expansion(p: Primal) -> Section:
             )
         )
     return Section("The support vector expansion", lines)
+
+
+def _kernel(p: Primal) -> Line | None:
+    """κ in closed form, where it has one that says more than Φ(x)·Φ(y)."""
+    match p.features:
+        case Gaussian(bandwidth=b):
+            over, over_latex = ("2√D", r"2\sqrt{D}") if b == 1 else (f"2·{b:g}²√D", rf"2\cdot{b:g}^2\sqrt{{D}}")
+            return formula(f"κ(x, y) = exp(−|x − y|²/({over}))", rf"\kappa(x,y)=e^{{-\|x-y\|^2/({over_latex})}}")
+        case Polynomial(degree=degree, constant=c):
+            return formula(
+                f"κ(x, y) = (x·y/√D + {c:g})^{degree}", rf"\kappa(x,y)=(x^\top y/\sqrt{{D}}+{c:g})^{{{degree}}}"
+            )
+    return None
 
 
 def _relaxed(p: Primal) -> Section:
@@ -241,9 +277,10 @@ def _cost(expansion: Expansion, length: int | None, heads: int | None, head_dim:
             "(query and output projections left out):",
         )
     ]
+    maps = "input maps, pooling, gates" if expansion.primal.made(1, 1) else "input maps and pooling"
     rows = [
         ("key and value projections", before.projection, after.projection),
-        ("input maps and pooling", before.maps, after.maps),
+        (maps, before.maps, after.maps),
         ("scores and sums", before.attention, after.attention),
         ("together", before.total, after.total),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,11 +17,13 @@ from ..primal import (
     AllKeys,
     EluPlusOne,
     Exponential,
+    Gaussian,
     KernelSum,
     Laplace,
     Normalizer,
     Pattern,
     PointMap,
+    Polynomial,
     Pooled,
     Primal,
     RandomFeatures,
@@ -30,7 +32,7 @@ from ..primal import (
     Sparse,
     TrainingSet,
 )
-from ..primal.features import FeatureMap
+from ..primal.features import FeatureMap, LogKernel
 from ..primal.patterns import Piece
 
 
@@ -47,6 +49,8 @@ class Form(NamedTuple):
     """κ is exp(`log_kernel`), of the library or of one's own, so that it can be shifted before it overflows."""
     kernel_sum: bool
     """h is Σ κ."""
+    sink: bool
+    """h is Σ κ and a constant."""
     finite: bool
     """κ(x, y) = Φ(x)·Φ(y) with a Φ that can be written down, so that the sum may re-associate."""
     token_maps: bool
@@ -58,10 +62,13 @@ class Form(NamedTuple):
     subset: Literal["all", "pattern", "own"]
     """What a query sees of the points: all, those of `Sparse`, or a `visible` of one's own."""
 
+    weighted: bool
+    """Points have weights."""
+
     @property
     def simple(self) -> bool:
-        """Softmax with at most a re-centring, over tokens or plain windows."""
-        return self.softmax and self.maps != "other" and self.points in ("tokens", "windows")
+        """Softmax with at most a re-centring, over tokens or plain windows, whose points all weigh the same."""
+        return self.softmax and self.maps != "other" and self.points in ("tokens", "windows") and not self.weighted
 
 
 def form_of(primal: Primal) -> Form:
@@ -78,6 +85,7 @@ def form_of(primal: Primal) -> Form:
 
 @lru_cache(maxsize=1024)
 def _form(primal: Primal) -> Form:
+    primal = primal.ungated  # a gate multiplies the output, whatever that is the sum of
     maps = primal.point_maps
     training_set = primal.training_set
     over = over_of(training_set)
@@ -91,27 +99,33 @@ def _form(primal: Primal) -> Form:
         subset = "pattern"
     elif _inherits(training_set, TrainingSet, "visible"):
         subset = "all"
-    distance, sums = type(primal.features) is Laplace, type(primal.normalizer) is KernelSum
+    distance, sums = type(primal.features) is Laplace, primal.normalizer == KernelSum()
     exponential = kernel_of(primal.features) == "exponential"
     return Form(
         softmax=exponential and sums,
         distance=distance,
         cancels=(exponential or distance) and sums,
-        log_kernel=isinstance(primal.features, Exponential) and _inherits(primal.features, Exponential, "kernel"),
+        log_kernel=isinstance(primal.features, LogKernel) and _inherits(primal.features, LogKernel, "kernel"),
         kernel_sum=is_kernel_sum(primal.normalizer),
-        finite=primal.features.finite and _inherits(primal.features, FeatureMap, "kernel", "log_positions"),
+        sink=has_sink(primal.normalizer),
+        finite=primal.features.finite
+        and (_inherits(primal.features, FeatureMap, "kernel") or kernel_of(primal.features) == "polynomial")
+        and _inherits(primal.features, FeatureMap, "log_positions"),
         token_maps=bool(primal.token_maps),
         maps="none" if not maps else "recentring" if len(maps) == 1 and type(maps[0]) is Recenter else "other",
         points=points,
         subset=subset,
+        weighted=primal.weights is not None,
     )
 
 
-Kernel = Literal["exponential", "elu + 1", "random features", "other"]
+Kernel = Literal["exponential", "gaussian", "polynomial", "elu + 1", "random features", "other"]
 """κ, where something is made for it; any other may be anything."""
 
 _KERNELS: dict[type[FeatureMap], Kernel] = {
     Exponential: "exponential",
+    Gaussian: "gaussian",
+    Polynomial: "polynomial",
     EluPlusOne: "elu + 1",
     RandomFeatures: "random features",
 }
@@ -129,7 +143,16 @@ def knows_positions(features: FeatureMap) -> bool:
 
 def is_kernel_sum(normalizer: Normalizer) -> bool:
     """Whether h is Σ κ."""
-    return type(normalizer).h is KernelSum.h
+    return _adds_up(normalizer) and normalizer.sink == 0
+
+
+def has_sink(normalizer: Normalizer) -> TypeGuard[KernelSum]:
+    """Whether h is Σ κ and a constant."""
+    return _adds_up(normalizer) and normalizer.sink != 0
+
+
+def _adds_up(normalizer: Normalizer) -> TypeGuard[KernelSum]:
+    return isinstance(normalizer, KernelSum) and _inherits(normalizer, KernelSum, "h", "at", "log_sink")
 
 
 def over_of(training_set: TrainingSet) -> TrainingSet:

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..primal import Moments, PointMap, Primal, Scale
+from ..primal import Gated, Moments, PointMap, Primal, Scale
 from ..primal.features import Parameters
-from .form import form_of, is_affine, pooling_of
+from .form import form_of, is_affine, kernel_of, pooling_of
 
 
 class Rewrite(ABC):
@@ -23,6 +23,21 @@ class Rewrite(ABC):
     @abstractmethod
     def refusal(primal: Primal) -> str | None:
         """Why the identity does not hold or gains nothing for this primal; None where it applies."""
+
+
+class GateAfterSum(Rewrite):
+    """A gate divides h, which the terms of a sum have in common, so that it may multiply the sum.
+
+    Σ_j κ(x, k_j) v_j / (h(x)/g(x)) = g(x) ⊙ Σ_j κ(x, k_j) v_j / h(x), for one gate or one for each channel.
+    """
+
+    name = "the gate after the sum"
+    identity = "Σ_j κ_ij v_j / (h_i/g_i) = g_i ⊙ Σ_j κ_ij v_j / h_i"
+    identity_latex = r"\sum_j\frac{\kappa_{ij}}{h_i/g_i}\,v_j=g_i\odot\sum_j\frac{\kappa_{ij}}{h_i}\,v_j"
+
+    @staticmethod
+    def refusal(primal: Primal) -> str | None:
+        return None if isinstance(primal.normalizer, Gated) else "the normalizer has no gate"
 
 
 class RowConstantsCancel(Rewrite):
@@ -59,6 +74,27 @@ class RowConstantsCancel(Rewrite):
         assert form is not None
         shift, scale = form
         return (q - shift if scale is None else (q - shift) * scale.square()).to(q.dtype)
+
+
+class NormsOfKeysAreBias(Rewrite):
+    """Under the sum of a Gaussian kernel the length of the query cancels, and that of a key is a bias on its score.
+
+    −|x − k_j|²/2 = x·k_j − |k_j|²/2 − |x|²/2, whose last term is the same for every j. So a Gaussian head is a softmax
+    head with a bias on its keys. Keys are those after the input maps.
+    """
+
+    name = "norms of keys are a bias"
+    identity = "exp(−|x−k_j|²/2) / Σ_l exp(−|x−k_l|²/2) = softmax_j(x·k_j − |k_j|²/2)"
+    identity_latex = (
+        r"\frac{e^{-\|x-k_j\|^2/2}}{\sum_l e^{-\|x-k_l\|^2/2}}"
+        r"=\mathrm{softmax}_j\big(x^\top k_j-\tfrac12\|k_j\|^2\big)"
+    )
+
+    @staticmethod
+    def refusal(primal: Primal) -> str | None:
+        if kernel_of(primal.features) != "gaussian" or not form_of(primal).kernel_sum:
+            return "nothing cancels unless κ is Gaussian and h the kernel sum"
+        return None
 
 
 class PoolBeforeProjection(Rewrite):
@@ -152,5 +188,6 @@ class GroupHeadsByScale(Rewrite):
 
 
 REWRITES: tuple[type[Rewrite], ...] = (
-    RowConstantsCancel, PoolBeforeProjection, Reassociate, KeepPattern, GroupHeadsByScale,
+    GateAfterSum, RowConstantsCancel, NormsOfKeysAreBias, PoolBeforeProjection, Reassociate, KeepPattern,
+    GroupHeadsByScale,
 )  # fmt: skip

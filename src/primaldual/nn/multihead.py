@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from ..dual import Expansion
-from ..ops import EXECUTORS, CausalFormError, checks, layer, masks
+from ..ops import EXECUTORS, CausalFormError, checks, layer, masks, per_token
 from ..primal import Primal, as_primal
+from .made import MadeOfInput
 from .names import name_of
 from .projection import ConvProjection, DepthwiseConv
 
@@ -103,6 +104,10 @@ class MultiheadAttention(nn.Module):
             self.register_parameter(name, extra)
         learned = self.primal.learned(num_heads, self.head_dim)
         self.learned = nn.ParameterDict({name: nn.Parameter(x.to(**factory)) for name, x in learned.items()})
+        self.made = nn.ModuleDict(
+            {name: MadeOfInput(part, self.kdim if part.of == "key" else embed_dim, **factory)
+             for name, part in self.primal.made(num_heads, self.head_dim).items()}
+        )  # fmt: skip
         fixed = self.primal.features.state(self.head_dim)
         for name, x in fixed.items():
             self.register_buffer(f"feature_{name}", x.to(device=device, dtype=dtype or torch.get_default_dtype()))
@@ -226,9 +231,12 @@ class MultiheadAttention(nn.Module):
         mask = self._mask_by_head(attn_mask, x, of_key)
         self._check_mixing(mask, is_causal, query_offset)
         fixed = {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
+        tokens = {n: made(x if made.of == "query" else of_key) for n, made in self.made.items()}
+        gates = {n: tokens.pop(n) for n in ("gate",) if n in tokens}
         return layer.LayerProblem(
             self, x, of_key, of_value, *paddings, mask, is_causal, self.dropout if self.training else 0.0,
-            dict(self.learned.items()) | fixed, need_weights, *self._extra_keys_and_values(), query_offset,
+            dict(self.learned.items()) | fixed | tokens, need_weights, *self._extra_keys_and_values(), query_offset,
+            per_token.gate(self.primal, gates),
         )  # fmt: skip
 
     def plan(

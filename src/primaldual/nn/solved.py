@@ -105,6 +105,11 @@ class SolvedAttention(MultiheadAttention):
                 f"{self.primal.training_set!r} gives each query a training set of its own, so there is a regression "
                 f"per query and no values to solve for; use MultiheadAttention, or a mechanism that is not sparse"
             )
+        if self.made or self.primal.weights is not None:
+            raise ValueError(
+                f"{self.primal!r} has gates or weights for single tokens, by which the regression at the keys and the "
+                f"function at the queries are not of one layer's making; use MultiheadAttention"
+            )
         self.loss: Loss = loss
         self.C, self.epsilon, self.max_iter = float(C), float(epsilon), max_iter
 

@@ -53,7 +53,8 @@ def attention(
             CUDA graph, whose values come later, both are applied, and what pooled heads and maps refuse is an
             assertion that runs with it.
         dropout_p: on the weights; for finite features, which have none, on the output.
-        parameters: what is learned, by name (`primal.learned(heads, head_dim)`); absent ones have their initial value.
+        parameters: what is learned, by name (`primal.learned(heads, head_dim)`), and what a layer makes of its input
+            for every token (`primal.made(heads, value_dim)`); absent ones have their initial value.
         impl: "auto", or the executor to use, as `primaldual.ops.EXECUTORS` lists them. One that cannot raises.
         need_weights: also return [batch, heads, length, keys]; a pooled key's weight is shared by its tokens.
         query_offset: the place of the first query in the sequence of keys. Queries that are the last of a longer
@@ -87,7 +88,8 @@ def attention(
         query_offset=query_offset, scale=scale,
     )  # fmt: skip
     chosen, problem = bind(problem, impl)
-    if key is not None and q.shape[2] and problem.q is q and problem.k is k and not problem.parameters:
+    plain = problem.q is q and problem.k is k and not (problem.parameters or problem.primal.made(1, 1))
+    if key is not None and q.shape[2] and plain and problem.gate is None:
         if len(_known) >= 1024:
             _known.clear()
         _known[key] = _again(problem, chosen)

@@ -20,10 +20,10 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
-from ..dual.form import kernel_of, pooling_of
-from ..primal import Exponential, Moments
+from ..dual.form import has_sink, kernel_of, pooling_of
+from ..primal import LogKernel, Moments
 from . import positions
-from .pooling import CausalPool, Pool, fit_length, visible
+from .pooling import CausalPool, Pool, fit_length, relative, visible
 from .problem import Problem, UnsupportedError, accumulated
 from .softmax import bias_of, needs_own_keys, one_sided, one_sided_causal, one_sided_rewrites, would_need_own_keys
 from .statistics import masked_moments, moments
@@ -51,7 +51,7 @@ class Sides(NamedTuple):
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
     primal, form = problem.primal, form_of(problem.primal)
-    if not (form.finite or form.distance or kernel_of(primal.features) == "exponential"):
+    if not (form.finite or _logarithmic(problem)):
         return f"only {primal.features!r} knows its kernel"
     if reason := positions.refusal(problem):
         return reason
@@ -79,7 +79,7 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     if reason := needs_own_keys(p):
         if p.scale > 1:
             raise UnsupportedError(reason)
-        sides = _masked(p, p.q, Pool(p.k, p.v, None, p.key_bias), p.seen_tokens())
+        sides = _masked(p, p.q, Pool(p.k, p.v, None, p.token_bias), p.seen_tokens())
         queries, scores = _by_blocks(p)
     else:
         sides = _causal(p) if p.is_causal else _masked(p, *one_sided(p))
@@ -180,15 +180,15 @@ def _kernel(p: Problem, x: Tensor, y: Tensor) -> Tensor:
     features = p.primal.features
     if p.relative_scale != 1.0:
         x, y = x * math.sqrt(p.relative_scale), y * math.sqrt(p.relative_scale)
-    if _has_scores(p):
-        assert isinstance(features, Exponential)
+    if _logarithmic(p):
+        assert isinstance(features, LogKernel)
         return features.log_kernel(x, y)
     return features.kernel(x, y, p.parameters)
 
 
-def _has_scores(p: Problem) -> bool:
-    """Whether scores are logarithms, q·k/√D."""
-    return kernel_of(p.primal.features) == "exponential" or form_of(p.primal).distance
+def _logarithmic(p: Problem) -> bool:
+    """Whether scores are log κ, of a kernel that is known here; of `Laplace`, what positions add is a bias."""
+    return kernel_of(p.primal.features) in ("exponential", "gaussian") or form_of(p.primal).distance
 
 
 def _by_blocks(p: Problem) -> tuple[Tensor, Tensor]:
@@ -217,22 +217,35 @@ def _block(p: Problem, queries: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _normalized(p: Problem, queries: Tensor, scores: Tensor, sides: Sides) -> Tensor:
     """κ(Tq_i, Tk_j) / h(Tq_i): [B, H, L, W]."""
-    exponential = _has_scores(p)
+    exponential = _logarithmic(p)
     if sides.bias is not None:
         bias = sides.bias.to(scores.dtype)
+        if p.log_weights is not None and not exponential:
+            bias = relative(bias, sides.seen)
         scores = scores + bias if exponential else scores * bias.exp()
     empty = None if sides.seen is None else ~sides.seen.any(-1, keepdim=True)
-    if form_of(p.primal).cancels:
+    if exponential and form_of(p.primal).kernel_sum:
         if sides.seen is None or empty is None:
             return scores.softmax(-1)
         # a row that sees nothing may see everything: its weights are thrown away
         return scores.masked_fill(~(sides.seen | empty), -torch.inf).softmax(-1).masked_fill(empty, 0.0)
+    if exponential and has_sink(p.primal.normalizer):
+        return _beside_sink(scores, sides.seen, empty, p.primal.normalizer.log_sink(scores, p.parameters))
     kernel = scores.exp() if exponential else scores
     if sides.seen is None or empty is None:
-        return kernel / p.primal.normalizer.h(queries, kernel.sum(-1, keepdim=True))
+        return kernel / p.primal.normalizer.at(queries, kernel.sum(-1, keepdim=True), p.parameters)
     kernel = kernel.where(sides.seen, 0.0)
     kernel_sum = kernel.sum(-1, keepdim=True).masked_fill(empty, 1.0)  # before h, whose slope at 0 may be infinite
-    return kernel / p.primal.normalizer.h(queries, kernel_sum).masked_fill(empty, 1.0)
+    return kernel / p.primal.normalizer.at(queries, kernel_sum, p.parameters).masked_fill(empty, 1.0)
+
+
+def _beside_sink(scores: Tensor, seen: Tensor | None, empty: Tensor | None, log_sink: Tensor) -> Tensor:
+    """Weights of the keys beside a sink, which every query sees."""
+    if seen is not None and empty is not None:
+        scores = scores.masked_fill(~(seen | empty), -torch.inf)
+    log_h = torch.logaddexp(scores.logsumexp(-1, keepdim=True), log_sink.to(scores.dtype))
+    weights = (scores - log_h).exp()
+    return weights if empty is None else weights.masked_fill(empty, 0.0)
 
 
 def _over_tokens(p: Problem, weights: Tensor) -> Tensor:

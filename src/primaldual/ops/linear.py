@@ -21,8 +21,8 @@ from ..dual import GroupHeadsByScale, Reassociate, Rewrite, form_of
 from ..dual.form import is_affine, is_kernel_sum, kernel_of
 from ..kernels.launching import exporting
 from ..kernels.linear import limits
-from ..primal import Moments
-from .pooling import Pool, causal_pool, fit_length, in_blocks, pool
+from ..primal import Moments, Polynomial
+from .pooling import Pool, causal_pool, fit_length, in_blocks, pool, relative
 from .problem import Problem, accumulated, require
 from .statistics import moments
 
@@ -34,10 +34,15 @@ def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
     if reason := Reassociate.refusal(problem.primal):
         return reason
+    features = problem.primal.features
+    if type(features) is Polynomial and (reason := features.refusal(problem.q.shape[-1])):
+        return reason
     if problem.attn_hidden is not None:
         return "an attn_mask gives every query its own keys, so the sum does not re-associate"
     if problem.is_causal and form_of(problem.primal).points == "own":
         return f"only {problem.primal.training_set!r} knows its points where every query has its own keys"
+    if problem.is_causal and problem.log_weights is not None:
+        return "weights are taken relative to the largest that a query sees, which changes from row to row"
     if problem.need_weights:
         return "the re-associated form has no weights"
     return None
@@ -61,7 +66,7 @@ def run(problem: Problem) -> tuple[Tensor, Tensor | None]:
 def _attend_group(p: Problem) -> tuple[Tensor, Tensor | None]:
     """The kernels accumulate in float32; torch's products would round their sums."""
     if _has_kernel(p) and (p.scale == 1 or not p.is_causal):
-        return _fused(p, _seen_by_queries(p) if p.is_causal else pool(p)), None
+        return _fused(p, _seen_by_queries(p) if p.is_causal else _points(p)), None
     return accumulated(p, lambda p: ((_causal if p.is_causal else _attend)(p), None))
 
 
@@ -71,6 +76,14 @@ def _seen_by_queries(p: Problem) -> Pool:
     return Pool(*(None if x is None else x[:, :, : p.q.shape[2]] for x in (p.k, p.v, seen, p.key_bias)))  # type: ignore[arg-type]
 
 
+def _points(p: Problem) -> Pool:
+    """Those that every query sees; weights relative to the largest, which h cancels."""
+    points = pool(p)
+    if p.log_weights is None or points.bias is None:
+        return points
+    return points._replace(bias=relative(points.bias, points.seen))
+
+
 def _features(p: Problem, x: Tensor) -> Tensor:
     """Φ of mapped queries or keys; half of a scale that was asked for lies on either."""
     x = x if p.relative_scale == 1.0 else x * math.sqrt(p.relative_scale)
@@ -78,7 +91,7 @@ def _features(p: Problem, x: Tensor) -> Tensor:
 
 
 def _attend(p: Problem) -> Tensor:
-    points = pool(p)
+    points = _points(p)
     q, keys = p.q, points.keys
     for map_ in p.primal.point_maps:
         found = moments(map_, keys, points.seen)
@@ -207,7 +220,7 @@ def _with_one(values: Tensor) -> Tensor:
 def _finish(p: Problem, q: Tensor, total: Tensor, kernel_sum: Tensor, sees: Tensor | None) -> Tensor:
     if sees is not None:  # before h, whose slope at zero may be infinite
         kernel_sum = torch.where(sees, kernel_sum, 1.0)
-    h = p.primal.normalizer.h(q, kernel_sum)
+    h = p.primal.normalizer.at(q, kernel_sum, p.parameters)
     if sees is not None:
         h = torch.where(sees, h, 1.0)
     return dropout(total / h, p.dropout_p)

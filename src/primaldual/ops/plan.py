@@ -11,11 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..dual import Expansion, derive
+from ..dual import Expansion, GateAfterSum, derive
 from ..kernels.launching import captured, exporting
-from . import block_sparse, dense, linear, mixed, ragged, recentred, reference, sdpa
+from ..primal import Polynomial
+from . import block_sparse, dense, linear, mixed, per_token, ragged, recentred, reference, sdpa
 from .estimates import Estimate, Sizes, estimate, sizes_of
-from .problem import Problem, UnsupportedError
+from .problem import Problem, UnsupportedError, require
 
 EXECUTORS: dict[str, ModuleType] = {
     "linear": linear,
@@ -147,6 +148,8 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
     if impl != "auto":
         return Plan(impl, True, candidates, sizes, expansion_for(impl, problem))
     fast = [name for name in able if name not in MATRIX]
+    if fast == ["linear"] and _many_features(problem):
+        fast = [name for name in able if name != "reference"]
     best = (fast or able)[0]
     if len(fast) > 1:
         seconds = [estimate(name, sizes).seconds for name in fast]
@@ -154,9 +157,19 @@ def choose(problem: Problem, impl: str = "auto") -> Plan:
     return Plan(best, False, candidates, sizes, expansion_for(best, problem))
 
 
+MANY = 4
+"""From so many features for each key on they take several times the memory of the scores."""
+
+
+def _many_features(problem: Problem) -> bool:
+    """Whether a matrix of scores is no last resort: where the kernel needs no features, and these are many more."""
+    features, dim = problem.primal.features, problem.q.shape[-1]
+    return type(features) is Polynomial and features.dim(dim) > MANY * problem.k.shape[2]
+
+
 def expansion_for(impl: str, problem: Problem) -> Expansion:
     """The problem's expansion, rewritten as this executor computes it."""
-    return derive(problem.primal, EXECUTORS[impl].rewrites(problem))
+    return derive(problem.expansion.primal, (GateAfterSum, *EXECUTORS[impl].rewrites(problem)))
 
 
 def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
@@ -166,7 +179,11 @@ def execute(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
 
 def run(problem: Problem, impl: str) -> tuple[Tensor, Tensor | None]:
     """The same of a problem to which the expansion of its plan is bound."""
-    return _no_queries(problem) if problem.q.shape[2] == 0 else EXECUTORS[impl].run(problem)
+    out, weights = _no_queries(problem) if problem.q.shape[2] == 0 else EXECUTORS[impl].run(problem)
+    if problem.gate is None:
+        return out, weights
+    require(problem.expansion, GateAfterSum)
+    return per_token.gated(problem.expansion.primal, out, weights, problem.gate)
 
 
 def _no_queries(p: Problem) -> tuple[Tensor, Tensor | None]:

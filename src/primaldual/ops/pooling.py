@@ -42,6 +42,11 @@ class CausalPool(NamedTuple):
 
 def pool(p: Problem) -> Pool:
     """The points that every query of the group sees."""
+    points = _pool(p)
+    return points if p.log_weights is None else points._replace(bias=_plus(points.bias, _weights_of_points(p)))
+
+
+def _pool(p: Problem) -> Pool:
     if (points := form_of(p.primal).points) == "tokens" or (p.scale == 1 and points != "own"):
         return Pool(p.k, p.v, None if p.key_hidden is None else ~p.key_hidden, p.key_bias)
     values = p.v if p.key_bias is None else torch.cat([p.v, _bias_value(p)], dim=-1)
@@ -91,8 +96,66 @@ def pool_tokens(
     return points, torch.cat([seen[:, :, :prefix], exists], dim=2) if prefix else exists
 
 
+def log_sum(x: Tensor, where: Tensor) -> Tensor:
+    """log Σ exp over the last dimension, of what stands where True; some does in every row."""
+    return x.masked_fill(~where, -torch.inf).logsumexp(-1)
+
+
+def relative(bias: Tensor, seen: Tensor | None) -> Tensor:
+    """A bias less the largest that a query sees, which h cancels; 0 where it sees none."""
+    if seen is None:
+        return bias - bias.detach().amax(-1, keepdim=True)
+    largest = bias.detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True)
+    return (bias - largest.masked_fill(largest == -torch.inf, 0.0)).masked_fill(~seen, 0.0)
+
+
+def _plus(bias: Tensor | None, more: Tensor) -> Tensor:
+    return more if bias is None else bias + more
+
+
+def _weights_of_points(p: Problem) -> Tensor:
+    """log of the sum of the weights of each point's tokens, those that exist: [B or 1, H or 1, W]."""
+    x, points, pooled = p.log_weights, form_of(p.primal).points, pooling_of(p.primal.training_set)
+    assert x is not None
+    if points == "tokens" or (p.scale == 1 and points != "own"):
+        return x
+    tokens = x.shape[2]
+    seen = x.new_ones(1, 1, tokens, dtype=torch.bool) if p.key_hidden is None else ~p.key_hidden
+    if pooled is None or pooled.how == "kmeans":
+        own = p.primal.training_set.reduce(p.k, p.v, seen.unsqueeze(2), p.scale, p.parameters)
+        if own.share is None:
+            raise UnsupportedError(f"{p.primal.training_set!r} does not say which tokens its points are of")
+        member = (own.share.squeeze(2) > 0) & seen.unsqueeze(-2)
+        empty = ~member.any(-1)
+        return log_sum(x.unsqueeze(-2), member | empty.unsqueeze(-1)).masked_fill(empty, 0.0)
+    prefix = min(pooled.prefix, tokens)
+    grid = None if pooled.grid is None else grid_of("Pooled", tokens, pooled.grid, pooled.prefix)
+    windows, valid = (_lay_out(t[:, :, prefix:].unsqueeze(-1), p.scale, grid)[0].squeeze(-1) for t in (x, seen))
+    empty = ~valid.any(-1)
+    windows = log_sum(windows, valid | empty.unsqueeze(-1)).masked_fill(empty, 0.0)
+    return torch.cat([x[:, :, :prefix].expand(*windows.shape[:2], -1), windows], dim=2) if prefix else windows
+
+
 def causal_pool(p: Problem) -> CausalPool:
     """The causal form: what every query sees of the windows before its own, and of its own."""
+    points = _causal_pool(p)
+    if p.log_weights is None:
+        return points
+    prefix, (windows, scale) = points.prefix.keys.shape[2], points.keys.shape[2:4]
+    x = fit_length(p.log_weights.unsqueeze(-1), prefix + windows * scale).squeeze(-1)
+    head = points.prefix._replace(bias=_plus(points.prefix.bias, x[:, :, :prefix]))
+    weights = x[:, :, prefix:].unflatten(2, (windows, scale)).unsqueeze(-2)  # [B, H, W, 1, s]
+    member = torch.ones(scale, scale, dtype=torch.bool, device=x.device).tril()
+    if points.seen is not None:
+        valid = points.seen.new_ones(1, 1, p.k.shape[2]) if p.key_hidden is None else ~p.key_hidden
+        valid = fit_length(valid.unsqueeze(-1), prefix + windows * scale).squeeze(-1)
+        member = member & valid[:, :, prefix:].unflatten(2, (windows, scale)).unsqueeze(-2)
+    empty = ~member.any(-1)
+    running = log_sum(weights, member | empty.unsqueeze(-1)).masked_fill(empty, 0.0)
+    return points._replace(prefix=head, bias=_plus(points.bias, running))
+
+
+def _causal_pool(p: Problem) -> CausalPool:
     pooled = pooling_of(p.primal.training_set)
     queries = p.query_offset + p.q.shape[2]
     prefix = min(pooled.prefix, queries) if pooled is not None and p.scale > 1 else 0

@@ -18,7 +18,7 @@ from ..dual.form import pooling_of
 from ..kernels.kept import on_device
 from ..primal import PointMap, Primal, TrainingSet
 from ..primal.features import FeatureMap, Parameters
-from . import checks, masks
+from . import checks, masks, per_token
 
 
 class UnsupportedError(ValueError):
@@ -53,11 +53,20 @@ class Problem:
     scale: int = 1
     query_offset: int = 0
     score_scale: float | None = None  # the factor on the scores; None for 1/√D
+    log_weights: Tensor | None = None  # [B, H, S], of the tokens; those of a pooled point add up
+    gate: Tensor | None = None  # [B, H, L, 1 or Dv], what the output is multiplied by; executors know nothing of it
 
     @property
     def primal(self) -> Primal:
-        """What was stated."""
-        return self.expansion.primal
+        """What an executor computes: what was stated, but for a gate on the output."""
+        return self.expansion.primal.ungated
+
+    @property
+    def token_bias(self) -> Tensor | None:
+        """What is added to the scores of tokens that are points, [B or 1, H or 1, S]: log w, and that of a mask."""
+        if self.log_weights is None or self.key_bias is None:
+            return self.key_bias if self.log_weights is None else self.log_weights
+        return self.log_weights + self.key_bias
 
     @property
     def relative_scale(self) -> float:
@@ -119,7 +128,7 @@ class Problem:
         ]
 
     def _masks_of(self, heads: tuple[int, ...]) -> Problem:
-        by_head = {name for map_ in self.primal.inputs for name in map_.by_head} | {*self.primal.features.by_head}
+        by_head = self.primal.by_head
 
         def mask(m: Tensor | None) -> Tensor | None:
             return m if m is None or m.shape[1] == 1 else pick(m, 1, heads)
@@ -128,6 +137,7 @@ class Problem:
             self,
             attn_hidden=mask(self.attn_hidden),
             attn_bias=mask(self.attn_bias),
+            log_weights=mask(self.log_weights),
             parameters={n: pick(p, 0, heads) if n in by_head else p for n, p in self.parameters.items()},
         )
 
@@ -163,6 +173,7 @@ def state(
             "projections. Use primaldual.MultiheadAttention, or residual=False."
         )
     scales = primal.training_set.head_scales(H)
+    given, tokens = per_token.divide(dict(parameters or {}), primal, q, k, v)
     if S == 0:  # no keys at all: one that is hidden, so that every query sees none
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))
         key_padding_mask, attn_mask = q.new_ones(B, 1, dtype=torch.bool), None
@@ -171,7 +182,6 @@ def state(
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p!r}")
     if is_causal and (reason := primal.causal_refusal(H)):
         raise CausalFormError(f"is_causal=True: {reason}")
-    given = dict(parameters or {})
     start = _start if torch.compiler.is_compiling() else _kept_start
     if any(name not in given for name in primal.features.fixed):
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -204,6 +214,8 @@ def state(
     return Problem(
         Expansion(primal), q, k, v, key_hidden, key_bias, attn_hidden, attn_bias, is_causal, dropout_p, given,
         need_weights, query_offset=query_offset, score_scale=scale,
+        log_weights=per_token.log_weights(primal, tokens, key_hidden, k, not (is_causal or attn_mask is not None)),
+        gate=per_token.gate(primal, tokens),
     )  # fmt: skip
 
 
@@ -291,10 +303,13 @@ def accumulated(p: Problem, run: Callable[[Problem], tuple[Tensor, Tensor | None
         return run(p)
     target = torch.get_autocast_dtype(device) if autocast and dtype != torch.float64 else dtype
     with torch.autocast(device, enabled=False) if autocast else nullcontext():
-        tensors: dict[str, Any] = {n: _floats(getattr(p, n), wide) for n in ("q", "k", "v", "key_bias", "attn_bias")}
+        tensors: dict[str, Any] = {n: _floats(getattr(p, n), wide) for n in _FLOATS}
         learned: dict[str, Any] = {n: _floats(x, wide) for n, x in p.parameters.items()}
         out, weights = run(replace(p, **tensors, parameters=learned))
     return out.to(target), None if weights is None else weights.to(target)
+
+
+_FLOATS = ("q", "k", "v", "key_bias", "attn_bias", "log_weights")
 
 
 def _floats(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:

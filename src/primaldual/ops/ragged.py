@@ -35,7 +35,7 @@ from .statistics import centre
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    if reason := softmax.refusal(problem, "the ragged kernel"):
+    if reason := softmax.refusal(problem, "the ragged kernel", sinks=True):
         return reason
     if problem.attn_hidden is not None:
         return "an attn_mask gives every query its own keys"
@@ -116,6 +116,8 @@ def _padded(p: Problem) -> bool:
 
 def _simple(p: Problem) -> bool:
     form = form_of(p.primal)
+    if not form.softmax:  # a sink, which stands beside points
+        return False
     return form.simple or (form.maps != "other" and max(p.scales) == 1)  # any pooling by 1 leaves the tokens
 
 
@@ -218,8 +220,14 @@ def _points(p: Problem, seed: Tensor | None) -> Tensor:
         k_offset, v_offset = k_offset + k.flat.numel(), v_offset + v.flat.numel()
     return attend_points(
         q, _join(keys), _join(values), layout, p.v.shape[-1], bias=bias, own=(own_k, own_v, own_bias),
-        is_causal=p.is_causal, dropout_p=p.dropout_p, seed=seed, marks=marks(*_marked(p)),
+        is_causal=p.is_causal, dropout_p=p.dropout_p, seed=seed, marks=marks(*_marked(p)), sink=_sink(p),
     )[0]  # fmt: skip
+
+
+def _sink(p: Problem) -> Tensor | None:
+    """The score of a sink of every head, [H]."""
+    sink = softmax.sink_of(p)
+    return None if sink is None else sink.float().flatten().expand(p.q.shape[1]).contiguous()
 
 
 class _Piece(NamedTuple):

@@ -15,6 +15,8 @@ def refusal(problem: Problem) -> str | None:
     p, form = problem, form_of(problem.primal)
     if not form.softmax or form.maps != "recentring" or form.points != "tokens" or form.subset != "all":
         return "these are not softmax heads over all tokens with a re-centring and nothing else"
+    if form.weighted:
+        return "it has no bias on keys, which weights of points are"
     if p.is_causal or p.key_hidden is not None or p.attn_hidden is not None:
         return "it has no form for masks"
     if p.need_weights:

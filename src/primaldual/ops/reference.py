@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from ..dual import GroupHeadsByScale, Rewrite, form_of
-from ..dual.form import knows_positions
-from ..primal import Exponential, Moments, PointMap, Points
+from ..dual.form import has_sink, knows_positions
+from ..primal import LogKernel, Moments, PointMap, Points
 from . import positions
+from .pooling import log_sum
 from .problem import Problem, accumulated
 
 
@@ -48,6 +49,8 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
     points = primal.training_set.reduce(p.k, values, p.seen_tokens(), p.scale, p.parameters)
     keys, values = points.keys, points.values[..., : p.v.shape[-1]]  # [B, H, R, W, D], [B, H, R, W, Dv]
     bias = points.values[..., -1] if p.key_bias is not None else torch.zeros_like(points.values[..., -1])
+    if p.log_weights is not None:
+        bias = bias + _added_up(p, points)
 
     # the input maps, with statistics over the points
     statistics = any(map_.needs != "nothing" for map_ in primal.point_maps)
@@ -67,23 +70,36 @@ def _attend(p: Problem) -> tuple[Tensor, Tensor | None]:
         bias = bias + p.attn_bias
     bias = _with_positions(p, bias, points)
 
-    # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range
+    # the kernel; where h is its sum, a factor per query cancels, and one is chosen that keeps the exponential in range;
+    # of a sink as well
     root = math.sqrt(p.relative_scale)  # κ is a function of x·y/√D wherever another factor can be asked for
     x_scored, keys_scored = (x, keys) if root == 1.0 else (x * root, keys * root)
     form = form_of(primal)
-    softmax = form.log_kernel and form.kernel_sum
+    softmax = form.log_kernel and (form.kernel_sum or form.sink)
+    sink: Tensor | float = 0.0
     if form.log_kernel:
-        assert isinstance(primal.features, Exponential)
+        assert isinstance(primal.features, LogKernel)
         scores = (_rows(primal.features.log_kernel(x_scored, keys_scored)) + bias).masked_fill(~seen, -torch.inf)
         if softmax:
-            scores = scores - scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
+            shift = scores.amax(-1, keepdim=True).detach().masked_fill(empty, 0.0)
+            if has_sink(primal.normalizer):
+                log_sink = primal.normalizer.log_sink(shift, p.parameters)
+                shift = torch.maximum(shift, log_sink.detach())
+                sink = (log_sink - shift).exp()
+            scores = scores - shift
         kernel = scores.exp()
     else:
+        if p.log_weights is not None:  # relative to the largest that a query sees, which h cancels
+            bias = bias - bias.detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).masked_fill(empty, 0.0)
+            bias = bias.masked_fill(~seen, 0.0)
         kernel = _rows(primal.features.kernel(x_scored, keys_scored, p.parameters)) * bias.exp()
         kernel = kernel.masked_fill(~seen, 0.0)
 
-    h = primal.normalizer.h(x.squeeze(3 if per_query else 2), kernel.sum(-1, keepdim=True))
-    if not softmax:  # there h ≥ 1
+    total = kernel.sum(-1, keepdim=True)
+    if softmax:  # h ≥ 1
+        h = total + sink
+    else:
+        h = primal.normalizer.at(x.squeeze(3 if per_query else 2), total, p.parameters)
         _check_normalizer(h, empty)
     weights = kernel / h.masked_fill(empty, 1.0)  # [B, H, L, W]
 
@@ -110,6 +126,20 @@ def _as_value(p: Problem) -> Tensor:
     """The bias on keys as one more value, so that it is pooled like them: [B, H, S, 1]."""
     assert p.key_bias is not None
     return p.key_bias.to(p.v.dtype).unsqueeze(-1).expand(-1, p.v.shape[1], -1, -1)
+
+
+def _added_up(p: Problem, points: Points) -> Tensor:
+    """log of the sum of the weights of each point's tokens, those that exist: [B, H, R, W]."""
+    assert p.log_weights is not None
+    tokens, width = p.k.shape[2], points.keys.shape[3]
+    if points.share is not None:
+        member = points.share > 0
+    else:
+        place = p.primal.training_set.coordinate(torch.arange(tokens, device=p.k.device), p.scale, tokens)
+        member = place == torch.arange(width, device=p.k.device)[:, None]
+    member = member & p.seen_tokens().unsqueeze(-2)  # [B or 1, H or 1, R, W, S]
+    empty = ~member.any(-1)
+    return log_sum(p.log_weights[:, :, None, None], member | empty.unsqueeze(-1)).masked_fill(empty, 0.0)
 
 
 def _moments(map_: PointMap, keys: Tensor, seen: Tensor) -> Moments:

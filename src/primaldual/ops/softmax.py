@@ -13,23 +13,29 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..dual import Rewrite, RowConstantsCancel, derive, form_of
-from ..dual.form import kernel_of
-from ..primal import Moments, PointMap
+from ..dual.form import has_sink, kernel_of
+from ..primal import Gaussian, Moments, PointMap
 from . import positions
 from .pooling import CausalPool, Pool, causal_pool, fit_length, in_blocks, pool
 from .problem import Problem, UnsupportedError
 from .statistics import causal_moments, centre, first_key, masked_moments, moments, several
 
 
-def refusal(problem: Problem, who: str, *, distances: bool = False) -> str | None:
+def refusal(
+    problem: Problem, who: str, *, sinks: bool = False, biases: bool = False, distances: bool = False
+) -> str | None:
     """Why an executor of softmax heads, which the reason begins with, cannot compute the problem; None when it can.
 
-    With `distances` it takes what `Laplace` adds to the scores, too.
+    With `sinks` it takes a constant in h, too; with `biases` what is a bias on keys through which gradients flow; with
+    `distances` what `Laplace` adds to the scores.
     """
     primal, form = problem.primal, form_of(problem.primal)
-    if kernel_of(primal.features) != "exponential" and not (distances and form.distance):
+    biased = biases and kernel_of(primal.features) == "gaussian"
+    if kernel_of(primal.features) != "exponential" and not biased and not (distances and form.distance):
         return f"{who} has the exponential kernel, not that of {primal.features!r}"
-    if not (form.cancels if distances else form.softmax):
+    if form.weighted and not biases:
+        return f"{who} has no gradient for a bias on keys, which {primal.weights!r} is"
+    if not (form.kernel_sum or (sinks and form.sink and not biased and not form.distance)):
         return f"{who} divides by the kernel sum, not by {primal.normalizer!r}"
     if problem.need_weights:
         return f"{who} does not return weights"
@@ -90,7 +96,24 @@ def one_sided(p: Problem) -> tuple[Tensor, Pool, Tensor | None]:
         q = RowConstantsCancel.query(q, last, found, p.parameters)
         if _far(last, keys):
             keys = keys - centre(keys, take)  # cancels
+    if p.expansion.biased_by_norms:
+        q, points = _shorter(p, q), points._replace(bias=_with_norms(p, keys, points.bias))
     return q, points._replace(keys=keys), take
+
+
+def _shorter(p: Problem, q: Tensor) -> Tensor:
+    """Queries of a Gaussian kernel, whose products with keys are over b²."""
+    assert isinstance(p.primal.features, Gaussian)
+    bandwidth = p.primal.features.bandwidth
+    return q if bandwidth == 1 else q / bandwidth**2
+
+
+def _with_norms(p: Problem, keys: Tensor, bias: Tensor | None) -> Tensor:
+    """The bias of keys, and that of their length."""
+    assert isinstance(p.primal.features, Gaussian)
+    wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    norms = wide.square().sum(-1) * (-0.5 * p.relative_scale * p.primal.features.factor(keys.shape[-1]))
+    return norms if bias is None else norms + bias
 
 
 def _check_keys_are_shared(p: Problem) -> None:
@@ -105,6 +128,12 @@ def _far(last: PointMap, keys: Tensor) -> bool:
     little; 1/σ² magnifies it. In 16 bits the keys themselves are as coarse as that.
     """
     return last.needs == "variance" or (last.needs == "mean" and keys.dtype.itemsize > 2)
+
+
+def sink_of(p: Problem) -> Tensor | None:
+    """log c of a sink c, [1 or H, 1, 1]; None where h has none."""
+    normalizer = p.primal.normalizer
+    return normalizer.log_sink(p.q, p.parameters) if has_sink(normalizer) else None
 
 
 def bias_of(p: Problem, points: Pool, take: Tensor | None) -> Tensor | None:
@@ -160,4 +189,8 @@ def one_sided_causal(p: Problem) -> tuple[CausalQueries, CausalPool]:
             origin = first_key(points)
             head = points.prefix._replace(keys=points.prefix.keys - origin)
             points = points._replace(prefix=head, keys=points.keys - origin.unsqueeze(3))
+    if p.expansion.biased_by_norms:
+        first, rest, head = _shorter(p, first), _shorter(p, rest), points.prefix
+        head = head._replace(bias=_with_norms(p, head.keys, head.bias))
+        points = points._replace(prefix=head, bias=_with_norms(p, points.keys, points.bias))
     return CausalQueries(first, rest, skipped, start), points

@@ -6,10 +6,11 @@ No table of the paper, whose language model is of data that not everybody has: t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..models import LANGUAGE_SIZES
-from ..primal import Primal, mechanism
+from ..primal import DepthwiseConv1d, Primal, mechanism
 from ..primal import mechanisms as mechanism_names
 from ..training import text_recipe
 from .job import Job, some
@@ -42,9 +43,17 @@ def named(name: str, **settings: Any) -> Callable[[int], Primal]:
     return lambda heads: mechanism(name, **settings, **({"scales": scales(heads)} if scaled else {}))
 
 
+def _convolved(heads: int) -> Primal:
+    """Gated scaled heads whose queries and keys are convolved before, every channel by a kernel of its own."""
+    return replace(named("gate+sh")(heads), inputs=(DepthwiseConv1d(5, causal=True, channels="each"),))
+
+
 MECHANISMS: dict[str, Callable[[int], Primal]] = {
     "softmax": named("softmax"),
     "sh": named("sh"),
+    "gate": named("gate"),
+    "gate+sh": named("gate+sh"),
+    "conv+gate+sh": _convolved,
     "qk-norm": named("qk-norm"),
     "bn": named("bn"),
 }

@@ -3,22 +3,26 @@
 from ._primal import Primal
 from ._spec import Spec, UnknownKindError
 from .convolutions import DepthwiseConv1d, DepthwiseConv2d
-from .features import EluPlusOne, Exponential, FeatureMap, RandomFeatures, Taylor
+from .features import EluPlusOne, Exponential, FeatureMap, LogKernel, RandomFeatures, Taylor
+from .gaussian import Gaussian
 from .inputs import BatchNorm, InputMap, Moments, PointMap, PositionMap, Recenter, RmsNorm, TokenMap
 from .laplace import Laplace
 from .mechanisms import about, as_primal, mechanism, mechanisms
-from .normalizers import KernelSum, Normalizer, Unit
+from .normalizers import Gated, KernelSum, Normalizer, Unit
 from .patterns import Fixed, Pattern, Strided, Window
+from .per_token import PerToken
+from .polynomial import Polynomial
 from .pooled import Pooled
 from .rotary import Rotary
 from .scale import Scale
 from .sparse import Sparse
 from .training_sets import AllKeys, Points, TrainingSet
+from .weights import Forget, PointWeights
 
 __all__ = [
-    "AllKeys", "BatchNorm", "DepthwiseConv1d", "DepthwiseConv2d", "EluPlusOne", "Exponential", "FeatureMap",
-    "Fixed", "InputMap", "KernelSum", "Laplace", "Moments", "Normalizer", "Pattern", "PointMap", "Points", "Pooled",
-    "PositionMap", "Primal", "RandomFeatures", "Recenter", "RmsNorm", "Rotary", "Scale", "Sparse", "Spec",
-    "Strided", "Taylor", "TokenMap", "TrainingSet", "Unit", "UnknownKindError", "Window", "about", "as_primal",
-    "mechanism", "mechanisms",
+    "AllKeys", "BatchNorm", "DepthwiseConv1d", "DepthwiseConv2d", "EluPlusOne", "Exponential", "FeatureMap", "Fixed",
+    "Forget", "Gated", "Gaussian", "InputMap", "KernelSum", "Laplace", "LogKernel", "Moments", "Normalizer", "Pattern",
+    "PerToken", "PointMap", "PointWeights", "Points", "Polynomial", "Pooled", "PositionMap", "Primal",
+    "RandomFeatures", "Recenter", "RmsNorm", "Rotary", "Scale", "Sparse", "Spec", "Strided", "Taylor", "TokenMap",
+    "TrainingSet", "Unit", "UnknownKindError", "Window", "about", "as_primal", "mechanism", "mechanisms",
 ]  # fmt: skip

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from torch import Tensor
 
-from ._spec import Spec, check_flag
+from ._spec import Spec, added, check_flag
 from .features import Exponential, FeatureMap, Parameters
 from .inputs import InputMap, PointMap, PositionMap, TokenMap
-from .normalizers import KernelSum, Normalizer
+from .normalizers import Gated, KernelSum, Normalizer
+from .per_token import PerToken
 from .training_sets import AllKeys, TrainingSet
+from .weights import PointWeights
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Primal(Spec):
         training_set: S.
         bias: whether b is kept (the layer learns it, one vector per head); the paper sets b = 0.
         residual: whether f(x) = … + x, x the layer's query input.
+        weights: w, what the points of S weigh; all the same without.
 
     >>> from primaldual.primal import Recenter
     >>> Primal(inputs=(Recenter(0.5),)) == Primal.from_dict(Primal(inputs=(Recenter(0.5),)).to_dict())
@@ -36,6 +40,8 @@ class Primal(Spec):
     training_set: TrainingSet = field(default_factory=AllKeys)
     bias: bool = False
     residual: bool = False
+    weights: PointWeights | None = added(None)
+    _ungated: ClassVar[Primal | None]
 
     def __post_init__(self) -> None:
         if isinstance(self.inputs, list):
@@ -49,6 +55,14 @@ class Primal(Spec):
                 raise TypeError(f"Primal: {name} must be a {kind.__name__}, got {getattr(self, name)!r}")
         check_flag("Primal", "bias", self.bias)
         check_flag("Primal", "residual", self.residual)
+        if not isinstance(self.weights, PointWeights | None):
+            raise TypeError(f"Primal: weights must be PointWeights such as Forget(), or None; got {self.weights!r}")
+        of = self.normalizer.over if isinstance(self.normalizer, Gated) else self.normalizer
+        if self.weights is not None and of != KernelSum():
+            raise ValueError(
+                f"Primal: {self.weights!r} is defined up to a factor for each query, which cancels under KernelSum() "
+                f"alone (or with a gate on it), not under {self.normalizer!r}"
+            )
         for map_ in self.inputs:
             if not isinstance(map_, TokenMap | PointMap):
                 raise TypeError(f"Primal: every input map must be a TokenMap or a PointMap, got {map_!r}")
@@ -58,6 +72,8 @@ class Primal(Spec):
                 f"Primal: maps of the token sequence act before pooling, maps of single points after it, so in "
                 f"inputs={self.inputs!r} the former must come first"
             )
+        gated = isinstance(self.normalizer, Gated)  # asked for in every call
+        object.__setattr__(self, "_ungated", replace(self, normalizer=of) if gated else None)
         names = [name for map_ in self.inputs for name in map_.learned(1, 1)]
         if len(names) != len(set(names)):
             raise ValueError(
@@ -81,10 +97,26 @@ class Primal(Spec):
 
     def learned(self, heads: int, head_dim: int) -> dict[str, Tensor]:
         """What a layer with so many heads learns beyond its projections: initial values by name."""
-        learned = self.training_set.learned(heads, head_dim)
+        learned = self.training_set.learned(heads, head_dim) | self.normalizer.learned(heads, head_dim)
         for map_ in self.inputs:
             learned |= map_.learned(heads, head_dim)
         return learned
+
+    def made(self, heads: int, value_dim: int) -> dict[str, PerToken]:
+        """What a layer makes of its input for every token, by name."""
+        weights = {} if self.weights is None else self.weights.made(heads, value_dim)
+        return self.normalizer.made(heads, value_dim) | weights
+
+    @property
+    def ungated(self) -> Primal:
+        """The same without a gate on its normalizer."""
+        return self if self._ungated is None else self._ungated
+
+    @property
+    def by_head(self) -> frozenset[str]:
+        """Names of the tensors whose first dimension is the head, and not that of some heads alone."""
+        of_maps = (name for map_ in self.inputs for name in map_.by_head)
+        return frozenset((*self.features.by_head, *self.normalizer.by_head, *of_maps))
 
     def on_tokens(self, x: Tensor, positions: Tensor, parameters: Parameters) -> Tensor:
         """Tokens [batch, heads, length, dim] at these places, [length] or [batch, length], through the token maps."""

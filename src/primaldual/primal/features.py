@@ -84,28 +84,44 @@ class FeatureMap(Spec):
 
 
 @dataclass(frozen=True)
-class Exponential(FeatureMap):
+class LogKernel(FeatureMap):
+    """Base class: infinitely many features, known by the logarithm of their kernel, which is positive.
+
+    Implement `log_kernel`; it is shifted before it can overflow.
+    """
+
+    finite: ClassVar[bool] = False
+
+    def features(self, x: Tensor) -> Tensor:
+        raise ValueError(f"{self!r} has infinitely many features")
+
+    def dim(self, head_dim: int) -> int:
+        raise ValueError(f"{self!r} has infinitely many features")
+
+    def log_kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        """log κ(x_i, y_j): [..., L, D], [..., S, D] to [..., L, S]."""
+        raise NotImplementedError(f"{type(self).__name__} must implement log_kernel(x, y)")
+
+    def kernel(self, x: Tensor, y: Tensor, parameters: Parameters | None = None) -> Tensor:
+        return self.log_kernel(x, y).exp()
+
+
+@dataclass(frozen=True)
+class Exponential(LogKernel):
     """Φ of Eqn. phix: every monomial of x/D^(1/4) over √(n₁!…n_D!); κ(x, y) = exp(x·y/√D)
 
     The map is infinite, known by its kernel alone. With `Unit` normalisation the kernel is not shifted
     and can overflow to inf.
     """
 
-    finite: ClassVar[bool] = False
     scaled: ClassVar[bool] = True
 
     def features(self, x: Tensor) -> Tensor:
         raise ValueError("Exponential() has infinitely many features; Taylor(degree) materialises its first ones")
 
-    def dim(self, head_dim: int) -> int:
-        raise ValueError("Exponential() has infinitely many features")
-
     def log_kernel(self, x: Tensor, y: Tensor) -> Tensor:
         """log κ(x_i, y_j) = x_i·y_j/√D."""
         return (x / math.sqrt(x.shape[-1])) @ y.transpose(-1, -2)
-
-    def kernel(self, x: Tensor, y: Tensor, parameters: Parameters | None = None) -> Tensor:
-        return self.log_kernel(x, y).exp()
 
     def text(self, x: str = "x") -> str:
         return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of z = {operand(x)}/D^(1/4)"
@@ -144,19 +160,23 @@ class Taylor(FeatureMap):
     def features(self, x: Tensor) -> Tensor:
         head_dim = x.shape[-1]
         self.dim(head_dim)
-        x = x / head_dim**0.25
-        parts = [torch.ones_like(x[..., :1])]
-        for parents, last, scale in _monomials(head_dim, self.degree):
-            # a monomial of degree t is one of degree t−1 times one more coordinate
-            parent = parts[-1][..., parents.to(x.device)]
-            parts.append(parent * x[..., last.to(x.device)] * scale.to(x))
-        return torch.cat(parts, dim=-1)
+        return torch.cat(monomials(x / head_dim**0.25, self.degree), dim=-1)
 
     def text(self, x: str = "x") -> str:
         return f"every monomial ∏ z_d^n_d / √(n_1!⋯n_D!) of degree ≤ {self.degree} of z = {operand(x)}/D^(1/4)"
 
     def latex(self, x: str = "x") -> str:
         return _MONOMIAL + rf"_{{n_1+\cdots+n_D\le {self.degree}}},\quad z={x}/\sqrt[4]{{D}}"
+
+
+def monomials(z: Tensor, degree: int) -> list[Tensor]:
+    """The monomials ∏ z_d^n_d / √(n_1!…n_D!) of each degree up to `degree`, [..., D] to [..., C(D+t−1, t)]."""
+    parts = [torch.ones_like(z[..., :1])]
+    for parents, last, scale in _monomials(z.shape[-1], degree):
+        # a monomial of degree t is one of degree t−1 times one more coordinate
+        parent = parts[-1][..., parents.to(z.device)]
+        parts.append(parent * z[..., last.to(z.device)] * scale.to(z))
+    return parts
 
 
 def _monomials(head_dim: int, degree: int) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -8,14 +8,18 @@ from ..base.suggestions import did_you_mean
 from ._primal import Primal
 from .convolutions import DepthwiseConv1d, DepthwiseConv2d
 from .features import EluPlusOne, Exponential, FeatureMap
+from .gaussian import Gaussian
 from .inputs import BatchNorm, InputMap, PointMap, Recenter, RmsNorm, TokenMap
 from .laplace import Laplace
+from .normalizers import Gated, KernelSum, Normalizer
 from .patterns import Fixed, Pattern, Strided, Window
+from .polynomial import Polynomial
 from .pooled import Pooled
 from .rotary import Rotary
 from .scale import Scale
 from .sparse import Sparse
 from .training_sets import AllKeys, TrainingSet
+from .weights import Forget
 
 _ABOUT = {
     "softmax": "softmax attention",
@@ -35,6 +39,13 @@ _ABOUT = {
     "qk-norm": "QK-norm, BN's rival",
     "alibi": "ALiBi",
     "alibi+sh": "Attention-SH, ALiBi",
+    "sink": "softmax with a sink",
+    "gate": "softmax, gated",
+    "gate+sh": "Attention-SH, gated",
+    "forget": "Forgetting Transformer",
+    "forget+sh": "Attention-SH, decaying",
+    "gaussian": "Gaussian kernel",
+    "polynomial": "polynomial kernel",
 }
 _PATTERNS: dict[str, Pattern] = {"strided": Strided(), "fixed": Fixed(), "window": Window()}
 _OPTIONS = {
@@ -46,6 +57,10 @@ _OPTIONS = {
     "sparse": ("pattern", "stride"),
     "qk-norm": ("eps", "temperature"),
     "alibi": ("slopes",),
+    "sink": ("sink",),
+    "gate": ("per",),
+    "gaussian": ("bandwidth",),
+    "polynomial": ("degree", "constant"),
 }
 """Of each part of a name."""
 _ANY = ("rotary",)
@@ -77,6 +92,10 @@ def mechanism(name: str, **options: Any) -> Primal:
         pattern, stride: with `sparse`: a `Pattern`, or "strided", "fixed" or "window" (of 32 keys); the stride (32) of
             the strided one, or "sqrt" for round(√N), N the padded, pooled length, as the paper's tables here were run.
         features: with `linear`: another finite Φ.
+        sink: with `sink`: a number in place of the learned one, such as 1.
+        per: with `gate`: "head" in place of "channel".
+        bandwidth: with `gaussian` (1).
+        degree, constant: with `polynomial` (2, 1).
         slopes: with `alibi`: one slope per head, as in `Laplace`.
         rotary: with every name: rotary positions (False), after a convolution; True for `Rotary()`, or a `Rotary`.
 
@@ -92,11 +111,20 @@ def mechanism(name: str, **options: Any) -> Primal:
 
     features: FeatureMap = Exponential()
     inputs: tuple[InputMap, ...] = ()
+    normalizer: Normalizer = KernelSum()
     training_set: TrainingSet = AllKeys()
+    if "sink" in parts:
+        normalizer = KernelSum(**({"sink": "learned"} | _take(given, "sink")))
+    if "gate" in parts:
+        normalizer = Gated(normalizer, **({"per": "channel"} | _take(given, "gate")))
     if "linear" in parts:
         features = given.pop("features", EluPlusOne())
         if not isinstance(features, FeatureMap) or not features.finite:
             raise ValueError(f"mechanism {name!r}: features must be a finite feature map, got {features!r}")
+    if "gaussian" in parts:
+        features = Gaussian(**_take(given, "gaussian"))
+    if "polynomial" in parts:
+        features = Polynomial(**_take(given, "polynomial"))
     if "alibi" in parts:
         features = Laplace(**_take(given, "alibi"))
     if "bn" in parts:
@@ -115,7 +143,8 @@ def mechanism(name: str, **options: Any) -> Primal:
         training_set = Pooled(**_take(given, "sh"))
     if "sparse" in parts:
         training_set = Sparse(_pattern(**_take(given, "sparse")), training_set)
-    return Primal(features=features, inputs=inputs, training_set=training_set)
+    weights = Forget() if "forget" in parts else None
+    return Primal(features, normalizer, inputs, training_set, weights=weights)
 
 
 def as_primal(given: str | Primal) -> Primal:

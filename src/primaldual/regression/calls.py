@@ -39,6 +39,12 @@ class AttentionCall:
     query_padding: Tensor | None  # [B, L], boolean or float; as the layer has it, that of the keys where it serves
     query_offset: int
     scale: float | None  # the factor on the scores; None for 1/√D
+    gate: Tensor | None = None  # [B, H, S], or [B, H, S, Dv]: g at the keys, where these come of the queries' input
+
+    def parameters_of(self, cases: slice) -> dict[str, Tensor]:
+        """What is learned, and what there is for every key of these cases."""
+        made = self.primal.made(1, 1)
+        return {name: x[cases] if name in made else x for name, x in self.parameters.items()}
 
 
 def attention_calls(model: nn.Module, batch: Any, *, solved: bool = False) -> list[AttentionCall]:
@@ -141,4 +147,5 @@ def _call(
     return AttentionCall(
         name, number, layer.primal, queries, keys, values, p.key.shape[1], padding, mask, is_causal, p.parameters,
         p.query_padding, query_offset, layer.scale,
+        layer.made["gate"](p.key) if "gate" in layer.made and p.x is p.key else None,
     )  # fmt: skip

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..dual import GroupHeadsByScale
 from ..dual.form import pooling_of
-from ..ops import attention
 from ..primal import Primal, as_primal
 from ..svr.design import design, hides_points, in_common, unpool
 from ..svr.fit import Fit, KernelError, NotConvergedWarning, fit
@@ -84,9 +83,11 @@ def certify(
     notes = [f"length {tokens}, not {length}; the patches must fill the grid"] if tokens != length else []
     sparse = hides_points(primal.training_set, heads, tokens)
     queries = tuple(sorted({0, tokens // 2, tokens - 1})) if sparse else ()
+    drawn = draw(primal, tokens, head_dim, heads, values, seed)
+    if drawn.outputs > 1:
+        notes.append("one regression for each output of a head, which has a gate of its own")
     if queries:
         notes.append(f"one regression per query; the worst over queries {', '.join(map(str, queries))}")
-    drawn = draw(primal, tokens, head_dim, heads, values, seed)
     alpha = {"zero": 0, "free": 0, "bound": 0}
     found: dict[str, list[Check]] = {}
     try:
@@ -105,7 +106,7 @@ def certify(
 
 
 def _solve(drawn: Drawn, epsilon: float, bias: bool, query: int | None) -> Fit:
-    made = design(drawn.primal, drawn.keys, drawn.targets, None, query, False, drawn.parameters)
+    made = design(drawn.primal, drawn.keys, drawn.targets, None, query, False, drawn.at_keys)
     log_h = made.log_h.masked_fill(~made.visible, torch.nan).nanmedian(-1).values
     return _fit(drawn, drawn.targets, PRICE * log_h.exp(), epsilon, bias, query)
 
@@ -115,13 +116,13 @@ def _fit(drawn: Drawn, targets: Tensor, price: Tensor, epsilon: float, bias: boo
         warnings.simplefilter("ignore", NotConvergedWarning)  # the gap is one of the checks
         return fit(
             drawn.primal, drawn.keys, targets, C=price, epsilon=epsilon, bias=bias, query=query,
-            parameters=drawn.parameters,
+            parameters=drawn.at_keys,
         )  # fmt: skip
 
 
 def _kinds(solved: Fit) -> dict[str, int]:
     size = (solved.alpha + solved.alpha_tilde)[solved.seen]
-    bound = size >= (solved.C.unsqueeze(-1).expand(solved.seen.shape)[solved.seen].unsqueeze(-1) * (1 - 1e-9))
+    bound = size >= (solved.prices[solved.seen].unsqueeze(-1) * (1 - 1e-9))
     zero = size == 0
     return {"zero": int(zero.sum()), "free": int((~zero & ~bound).sum()), "bound": int((bound & ~zero).sum())}
 
@@ -139,14 +140,14 @@ def _checks(drawn: Drawn, solved: Fit, epsilon: float, query: int | None) -> Ite
     rank = f"rank {int(points[head] - missing[head])} of {int(points[head])}"
     unique = not bool(missing.any())
     yield Check("rank deficiency", float(missing[head]), note=rank if unique else f"{rank}: α is not unique")
-    by_alpha = _outputs(solved.predict, drawn.queries, query)
+    by_alpha = _outputs(lambda x: solved.predict(x, gate=drawn.gate(x)), drawn.queries, query)
     if drawn.primal.features.finite:
-        by_w = _outputs(lambda x: solved.predict(x, by="primal"), drawn.queries, query)
+        by_w = _outputs(lambda x: solved.predict(x, by="primal", gate=drawn.gate(x)), drawn.queries, query)
         yield Check("by W vs by α", _difference(by_w, by_alpha), ROUTES)
     else:
         yield Check("by W vs by α", None, ROUTES, "no finite Φ")
     values = _per_token(drawn, solved.values)
-    by_attention = _outputs(lambda x: _attend(drawn, x, values), drawn.queries, query) + solved.bias.unsqueeze(-2)
+    by_attention = _outputs(lambda x: drawn.attend(x, values), drawn.queries, query) + solved.bias.unsqueeze(-2)
     yield Check("by attention vs by α", _difference(by_attention, by_alpha), ROUTES)
     yield from _recovery(drawn, epsilon, query)
 
@@ -158,26 +159,21 @@ def _recovery(drawn: Drawn, epsilon: float, query: int | None) -> Iterator[Check
     if pooled is not None and pooled.how == "conv":
         yield from (Check(name, None, RECOVERY, "conv pooling: targets per token do not follow") for name in names)
         return
-    named = recover(drawn.primal, drawn.keys, drawn.values, epsilon=epsilon, query=query, parameters=drawn.parameters)
+    named = recover(drawn.primal, drawn.keys, drawn.values, epsilon=epsilon, query=query, parameters=drawn.at_keys)
     again = _fit(drawn, named.targets, named.C, epsilon, False, query)
     gap = _largest(again.certificate.gap)
     unsolved = "" if gap <= GAP else f"solved to a gap of {gap:.0e} only"
     for name, x in zip(names, (drawn.keys, drawn.queries), strict=False):
-        head = _outputs(lambda y: _attend(drawn, y, drawn.values), x, query)
-        yield Check(name, _difference(_outputs(again.predict, x, query), head), RECOVERY, unsolved)
+        head = _outputs(lambda y: drawn.attend(y, drawn.values), x, query)
+        found = _outputs(lambda y: again.predict(y, gate=drawn.gate(y)), x, query)
+        yield Check(name, _difference(found, head), RECOVERY, unsolved)
     determined = named.unique & (named.condition <= UNIQUE)
     if not bool(determined.any()):
         reason = f"condition over {UNIQUE:.0e}" if bool(named.unique.any()) else "α is not unique"
         yield Check(names[-1], None, RECOVERY, reason)
         return
-    found = (again.alpha - again.alpha_tilde)[determined]
-    yield Check(names[-1], _difference(found, named.alpha[determined]), RECOVERY)
-
-
-def _attend(drawn: Drawn, x: Tensor, values: Tensor) -> Tensor:
-    out = attention(x, drawn.keys, values, drawn.primal, parameters=drawn.parameters)
-    assert isinstance(out, Tensor)
-    return out
+    alpha = (again.alpha - again.alpha_tilde)[determined]
+    yield Check(names[-1], _difference(alpha, named.alpha[determined]), RECOVERY)
 
 
 def _outputs(function: Callable[[Tensor], Tensor], x: Tensor, query: int | None) -> Tensor:

@@ -106,11 +106,11 @@ def _measure(
     # pooled beside the values, the identity tells which tokens make up each point
     member = torch.eye(S, dtype=torch.float64, device=p.keys.device).expand(1, H, S, S)
     made = design(
-        primal, p.keys, torch.cat([p.values, member], -1), p.hidden, p.query, call.is_causal, double(call.parameters)
+        primal, p.keys, torch.cat([p.values, member], -1), p.hidden, p.query, call.is_causal, double(p.parameters)
     )
     found = recover(
         primal, p.keys, p.values, epsilon=0.0, key_padding_mask=p.hidden, query=p.query, is_causal=call.is_causal,
-        parameters=call.parameters,
+        parameters=p.parameters,
     )  # fmt: skip
     log_alpha = (made.targets[..., :Dv].abs().log() + made.log_h.unsqueeze(-1))[0]  # [H, W, Dv]
     log_alpha = log_alpha.masked_fill(~made.visible[0, ..., None], -torch.inf)
@@ -141,14 +141,15 @@ def _shares(
         warnings.simplefilter("ignore", NotConvergedWarning)  # said in the note
         solved = fit(
             call.primal, p.keys, targets, C=log_c.clamp(max=LOG_C_LIMIT).exp()[None], epsilon=epsilon,
-            key_padding_mask=p.hidden, query=p.query, is_causal=call.is_causal, parameters=call.parameters, tol=TOL,
+            key_padding_mask=p.hidden, query=p.query, is_causal=call.is_causal, parameters=p.parameters, tol=TOL,
             max_iter=max_iter,
         )  # fmt: skip
     notes.add("C leaves float64, so the head is not solved again at ε", beyond)
     late = ~(solved.certificate.gap[0] <= TOL) & ~beyond
     notes.add(f"support vectors are approximate: not solved to a duality gap of {TOL:g}", late)
     alpha = (solved.alpha + solved.alpha_tilde)[0]
-    support, bound = alpha > 0, alpha.log() >= log_c[:, None, None] + near
+    bound = alpha >= solved.prices[0].unsqueeze(-1) * (1 - TOL)
+    support, bound = alpha > 0, bound & (alpha > 0)
     unknown = beyond[:, None, None]
     return support.double().masked_fill(unknown, torch.nan), bound.double().masked_fill(unknown, torch.nan)
 

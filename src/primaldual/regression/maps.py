@@ -32,8 +32,8 @@ class Block(NamedTuple):
 def blocks(call: AttentionCall, cases: slice, pooling: Pooling) -> Iterator[Block]:
     """The maps κ(Tq_i, Tk_j)/h(Tq_i) of these cases, in the order of the queries, in at least float32.
 
-    A map is zero where a query does not see a token. A learned and a zero key are among the tokens. Where `refusal` has
-    a reason, "shared" raises with it.
+    A gate, which a head's channels need not have in common, is left out. A map is zero where a query does not see a
+    token. A learned and a zero key are among the tokens. Where `refusal` has a reason, "shared" raises with it.
     """
     problem = _problem(call, cases, pooling)
     queries, keys = call.queries.shape[2], call.keys.shape[2]
@@ -74,9 +74,9 @@ def _problem(call: AttentionCall, cases: slice, pooling: Pooling) -> Problem:
     if mask is not None and mask.dim() == 4 and mask.shape[0] > 1:
         mask = mask[cases]
     stated = state(
-        q, k, v, replace(call.primal, bias=False, residual=False), key_padding_mask=key_padding,
+        q, k, v, replace(call.primal.ungated, bias=False, residual=False), key_padding_mask=key_padding,
         query_padding_mask=query_padding, attn_mask=mask, is_causal=call.is_causal,
-        parameters={name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in call.parameters.items()},
+        parameters={name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in call.parameters_of(cases).items()},
         need_weights=True, query_offset=call.query_offset, scale=call.scale,
     )  # fmt: skip
     return replace(stated, repeat_weights=pooling == "repeated")

@@ -71,13 +71,15 @@ def recover(
     made = designed(primal, keys, "values", values, key_padding_mask, query, is_causal, parameters)
     # α in scaled units, where it is of order 1: α = scaled · exp(−log_scale)
     log_alpha = made.targets.abs().log() + made.log_h.unsqueeze(-1) + made.log_scale[..., None, None]
+    log_price = log_alpha - made.log_scale[..., None, None]  # of a point of weight 1
+    log_alpha = log_alpha if made.log_w is None else log_alpha + made.log_w.unsqueeze(-1)
     sign = made.targets.sign() * made.sign_h.unsqueeze(-1)
     scaled = (sign * log_alpha.exp()).where(made.visible.unsqueeze(-1), 0.0)
     # y = Kα is the head's own output at its keys, which stays finite where the α of an exponential kernel does not
     exponential = form_of(primal).log_kernel
-    y = made.weights(made.keys, made.places) @ made.targets if exponential else made.kernel @ scaled
+    y = made.weights(made.keys, made.places, made.gate) @ made.targets if exponential else made.kernel @ scaled
     y = (y + epsilon * sign).where(made.visible.unsqueeze(-1), 0.0)
-    log_c = log_alpha.masked_fill(~made.visible.unsqueeze(-1), -torch.inf).amax((-1, -2)) - made.log_scale
+    log_c = log_price.masked_fill(~made.visible.unsqueeze(-1), -torch.inf).amax((-1, -2))
     log_c = log_c.clamp(min=-700.0)  # a head whose values are all zero needs no price at all
     check_definite(made.kernel)
     rank, condition = spectrum(made.kernel, made.visible)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..dual.form import pooling_of
+from ..primal import Gated
 from ..svr.design import hides_points
 from .calls import AttentionCall
 
@@ -19,6 +20,7 @@ class OneSequence(NamedTuple):
     values: Tensor
     hidden: Tensor  # bool [1, S]
     query: int | None
+    parameters: dict[str, Tensor]  # what is learned, and what there is for each of the keys
 
 
 class RefusalError(Exception):
@@ -44,6 +46,11 @@ class Notes:
 def sequence_of(call: AttentionCall, element: int, notes: Notes) -> OneSequence:
     """Keys, values and what is hidden of them; remarks go to the notes, and what is no regression is refused."""
     S, queries = call.keys.shape[2], call.queries.shape[2]
+    if isinstance(call.primal.normalizer, Gated):
+        if call.primal.normalizer.per == "channel":
+            raise RefusalError("a gate for each channel: each output is a regression of its own, with its own kernel")
+        if call.gate is None:
+            raise RefusalError("a gate is a function of the queries' input, and the keys come of another")
     hidden = torch.zeros(S, dtype=torch.bool, device=call.keys.device)
     if call.padding is not None:
         hidden = _hides(call.padding[element], "key_padding_mask")
@@ -67,7 +74,10 @@ def sequence_of(call: AttentionCall, element: int, notes: Notes) -> OneSequence:
         raise RefusalError("keys or values are not finite")
     if (pooled := pooling_of(call.primal.training_set)) is not None and pooled.how == "conv":
         raise RefusalError("conv pooling mixes targets with learned weights, so targets per token do not follow from α")
-    return OneSequence(keys, values, hidden[None], query if kinds["causal"] or kinds["sparse"] else None)
+    given = call.parameters_of(slice(element, element + 1))
+    if call.gate is not None:
+        given["gate"] = call.gate[element : element + 1]
+    return OneSequence(keys, values, hidden[None], query if kinds["causal"] or kinds["sparse"] else None, given)
 
 
 def _hides(mask: Tensor, name: str) -> Tensor:

@@ -44,7 +44,21 @@ def designed(
     check_numbers(name, pairs, hidden)
     keys, pairs = (four_d(x, leading, n).double() for n, x in (("keys", keys), (name, pairs)))
     mask = None if hidden is None else hidden.reshape(-1, hidden.shape[-1])
-    return design(primal, keys, pairs, mask, query, is_causal, double(parameters))
+    given = double(parameters)
+    for name, part in primal.made(keys.shape[1], pairs.shape[-1]).items():  # [..., N], or [..., N, channels]
+        if name in given:
+            given[name] = _of_tokens(name, given[name], leading, keys, part.start.shape[1:])
+    return design(primal, keys, pairs, mask, query, is_causal, given)
+
+
+def _of_tokens(name: str, x: Tensor, leading: tuple[int, ...], keys: Tensor, more: tuple[int, ...]) -> Tensor:
+    """Numbers for every key [..., N, …] as [batch, heads, N, …]."""
+    if tuple(x.shape) != (*leading, keys.shape[2], *more):
+        raise ValueError(
+            f"parameters[{name!r}] has a number for every key: expected shape {[*leading, keys.shape[2], *more]}, got "
+            f"{list(x.shape)}"
+        )
+    return x.reshape(-1, keys.shape[1], keys.shape[2], *more)
 
 
 def check_numbers(name: str, x: Tensor, hidden: Tensor | None) -> None:

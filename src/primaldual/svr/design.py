@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..dual import GroupHeadsByScale, form_of
-from ..dual.form import knows_positions
-from ..ops import positions
+from ..dual.form import has_sink, knows_positions, pooling_of
+from ..ops import per_token, positions
+from ..ops.pooling import log_sum
 from ..ops.statistics import moments
-from ..primal import AllKeys, Exponential, Primal, TrainingSet
+from ..primal import AllKeys, Gated, LogKernel, Primal, TrainingSet
 
 
 class PerQueryError(ValueError):
@@ -46,6 +47,8 @@ class Design:
         Tensor | None
     )  # [B, H, W, N]: how points are sums of tokens; None where they are means, and no token is part of two
     parameters: Mapping[str, Tensor]
+    log_w: Tensor | None = None  # [B, H, W]: log of the points' weights, the largest of a head 1; None where all are
+    gate: Tensor | None = None  # [B, H, W]: g at the points; h is that without a gate, divided by it
 
     def mapped(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """T x and T k: queries and keys through the point maps, with the statistics of the keys."""
@@ -59,26 +62,34 @@ class Design:
         """Numbers of tokens that pool to these of points: [B, H, W, C] to [B, H, N, C]."""
         return unpool(y, self.owner, self.shares)
 
-    def weights(self, x: Tensor, places: Tensor | None = None) -> Tensor:
-        """κ(Tx_i, Tk_j) / h(Tx_i): [B, H, L, D] to [B, H, L, W], for points x at `places`, [L] or [B, H, L].
+    def weights(self, x: Tensor, places: Tensor | None = None, gate: Tensor | None = None) -> Tensor:
+        """w_j κ(Tx_i, Tk_j) / h(Tx_i): [B, H, L, D] to [B, H, L, W], for points x at `places`, [L] or [B, H, L].
 
-        Without `places` they stand at 0, 1, …
+        Without `places` they stand at 0, 1, …; `gate` [B, H, L] is g at x, 1 where it is not given.
         """
         places = torch.arange(x.shape[2], device=x.device) if places is None else places
+        weights = self._ungated(x, places)
+        return weights if gate is None else weights * gate.unsqueeze(-1)
+
+    def _ungated(self, x: Tensor, places: Tensor) -> Tensor:
         x, keys = self.mapped(x)
         take = self.visible.unsqueeze(2)
         added = log_positions(self.primal, places, self.places, self.parameters)
         form = form_of(self.primal)
         if form.log_kernel:
-            assert isinstance(self.primal.features, Exponential)
-            scores = (self.primal.features.log_kernel(x, keys) + added).masked_fill(~take, -torch.inf)
-            if form.kernel_sum:
-                return scores.softmax(-1).where(take.any(-1, keepdim=True), 0.0)
+            assert isinstance(self.primal.features, LogKernel)
+            scores = self.primal.features.log_kernel(x, keys) + added
+            scores = scores if self.log_w is None else scores + self.log_w.unsqueeze(2)
+            scores = scores.masked_fill(~take, -torch.inf)
+            if form.kernel_sum or form.sink:
+                log_h = _log_h(self.primal, scores.logsumexp(-1, keepdim=True), self.parameters)
+                return (scores - log_h).exp().where(take.any(-1, keepdim=True), 0.0)
             kernel = scores.exp()
         else:
             kernel = self.primal.features.kernel(x, keys, self.parameters) * added.exp()
             kernel = kernel.masked_fill(~take, 0.0)
-        weights = kernel / self.primal.normalizer.h(x, kernel.sum(-1, keepdim=True))
+            kernel = kernel if self.log_w is None else kernel * self.log_w.exp().unsqueeze(2)
+        weights = kernel / self.primal.normalizer.at(x, kernel.sum(-1, keepdim=True), self.parameters)
         return weights.where(take.any(-1, keepdim=True), 0.0)
 
 
@@ -105,9 +116,15 @@ def design(
         raise PerQueryError(f"query must be in [0, {N}), got {query}")
     if is_causal and (reason := primal.causal_refusal(H)):
         raise ValueError(f"is_causal=True: {reason}")
+    given, of_tokens = per_token.divide(dict(parameters or {}), primal, keys, keys, targets)
+    if isinstance(primal.normalizer, Gated) and primal.normalizer.per == "channel":
+        raise ValueError(
+            f"{primal.normalizer!r} gives each output a normalizer, and so a regression, of its own: state outputs as "
+            f"heads, keys [..., heads · outputs, N, D] and one output each, with per='head'; `certify` does"
+        )
     start = {n: x.to(keys) for n, x in (primal.features.state(D) | primal.learned(H, D)).items()}
     of_heads = {n: x.to(keys) for n, x in primal.features.of_heads(H).items()}
-    given = start | dict(parameters or {}) | of_heads
+    given = start | given | of_heads
     exists = torch.ones(B, N, dtype=torch.bool, device=keys.device)
     if key_padding_mask is not None:
         if key_padding_mask.shape != (B, N) or key_padding_mask.dtype != torch.bool:
@@ -125,9 +142,53 @@ def design(
     places = torch.arange(N, device=keys.device)
     for map_ in primal.token_maps:
         keys = map_.at(keys, places, given).masked_fill(hidden, 0.0)
-    points, values, stand, seen, visible, owner, shares = _pool(primal, keys, targets, tokens, query, given)
-    inner = replace(primal, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False)
-    return _with_kernel(inner, points, values, stand, seen, visible, owner, shares, given)
+    values, logit = targets, None
+    if isinstance(primal.normalizer, Gated):
+        logit = _logit_to_pool(primal, of_tokens["gate"])
+        values = torch.cat([targets, logit.expand(B, H, N, 1)], -1)
+    points, values, stand, seen, visible, owner, shares = _pool(primal, keys, values, tokens, query, given)
+    gate = log_w = None
+    if logit is not None:  # the gate of a mean of inputs: a logit is affine in the input
+        values, gate = values[..., :-1], values[..., -1].sigmoid()
+    if primal.weights is not None:
+        of_points = primal.weights.log_weights(of_tokens, ~exists[:, None], N)
+        log_w = _weights(primal, of_points.expand(B, H, N), keys, tokens, given)
+        log_w = log_w - log_w.masked_fill(~visible, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+        log_w = log_w.masked_fill(~visible, 0.0)
+    inner = replace(
+        primal.ungated, inputs=primal.point_maps, training_set=AllKeys(), bias=False, residual=False, weights=None
+    )
+    return _with_kernel(inner, points, values, stand, seen, visible, owner, shares, given, log_w, gate)
+
+
+def _logit_to_pool(primal: Primal, gate: Tensor) -> Tensor:
+    """log g/(1 − g) [B, H, N, 1], of which a pooled point has the mean."""
+    pooled = pooling_of(primal.training_set)
+    if pooled is not None and pooled.how not in ("mean", "kmeans"):
+        raise ValueError(
+            f"{pooled.how} pooling gives a point that is the projection of no input, so it has no gate: "
+            f"{primal.normalizer!r} is a regression with mean pooling"
+        )
+    return gate.logit().unsqueeze(-1)
+
+
+def _weights(primal: Primal, log_w: Tensor, keys: Tensor, tokens: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """log of the sum of the weights [B, H, N] of each point's tokens: [B, H, W]."""
+    B, H, N, _ = keys.shape
+    scales = primal.training_set.head_scales(H)
+    found = keys.new_zeros(B, H, max(primal.training_set.points(s, N) for s in scales))
+    for scale, heads in GroupHeadsByScale.groups(scales):
+        index = torch.tensor(heads, device=keys.device)
+        of = keys[:, index]
+        share = primal.training_set.reduce(of, of, tokens[:, None, None], scale, parameters).share
+        if share is None:
+            place = primal.training_set.coordinate(torch.arange(N, device=keys.device), scale, N)
+            share = one_hot(place, primal.training_set.points(scale, N)).T[None, None, None]
+        member = (share.squeeze(2) > 0) & tokens[:, None, None]
+        empty = ~member.any(-1)
+        total = log_sum(log_w[:, index].unsqueeze(-2), member | empty.unsqueeze(-1)).masked_fill(empty, 0.0)
+        found[:, index, : total.shape[-1]] = total
+    return found
 
 
 def log_positions(primal: Primal, x: Tensor, y: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -213,9 +274,16 @@ def _pool(
     return points, values, stand, seen, visible & seen, owner, whole
 
 
+def _log_h(primal: Primal, log_sum: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """log h, where h is the sum of the kernel, or that and a sink."""
+    if not has_sink(primal.normalizer):
+        return log_sum
+    return torch.logaddexp(log_sum, primal.normalizer.log_sink(log_sum, parameters))
+
+
 def _with_kernel(
     primal: Primal, keys: Tensor, targets: Tensor, places: Tensor, seen: Tensor, visible: Tensor, owner: Tensor,
-    shares: Tensor | None, parameters: Mapping[str, Tensor],
+    shares: Tensor | None, parameters: Mapping[str, Tensor], log_w: Tensor | None, gate: Tensor | None,
 ) -> Design:  # fmt: skip
     mapped = keys
     for map_ in primal.point_maps:  # statistics over all points of the head, not over the query's subset
@@ -224,20 +292,25 @@ def _with_kernel(
     added = log_positions(primal, places, places, parameters)
     form = form_of(primal)
     if form.log_kernel:
-        assert isinstance(primal.features, Exponential)
+        assert isinstance(primal.features, LogKernel)
         log_kernel = primal.features.log_kernel(mapped, mapped) + added
         log_kernel = ((log_kernel + log_kernel.transpose(-1, -2)) / 2).masked_fill(~pairs, -torch.inf)
-        log_sum = torch.logsumexp(log_kernel, -1, keepdim=True).masked_fill(~visible.unsqueeze(-1), 0.0)
-        if form.kernel_sum:
-            log_h, sign = log_sum.squeeze(-1), torch.ones_like(log_sum.squeeze(-1))
+        weighted = log_kernel if log_w is None else log_kernel + log_w.unsqueeze(-2)
+        log_total = torch.logsumexp(weighted, -1, keepdim=True).masked_fill(~visible.unsqueeze(-1), 0.0)
+        if form.kernel_sum or form.sink:
+            log_h = _log_h(primal, log_total, parameters).squeeze(-1).masked_fill(~visible, 0.0)
+            sign = torch.ones_like(log_h)
         else:
-            h = primal.normalizer.h(mapped, log_sum.exp()).squeeze(-1)
+            h = primal.normalizer.at(mapped, log_total.exp(), parameters).squeeze(-1)
             log_h, sign = h.abs().log().masked_fill(~visible, 0.0), h.sign()
+        log_h = log_h if gate is None else log_h - gate.log().masked_fill(~visible, 0.0)
         log_k = log_kernel - log_h.unsqueeze(-1) - log_h.unsqueeze(-2)
         signs = sign.unsqueeze(-1) * sign.unsqueeze(-2)
     else:
         kernel = (primal.features.kernel(mapped, mapped, parameters) * added.exp()).masked_fill(~pairs, 0.0)
-        h = primal.normalizer.h(mapped, kernel.sum(-1, keepdim=True)).squeeze(-1)
+        weighted = kernel if log_w is None else kernel * log_w.exp().unsqueeze(-2)
+        h = primal.normalizer.at(mapped, weighted.sum(-1, keepdim=True), parameters).squeeze(-1)
+        h = h if gate is None else h / gate
         log_h, sign = h.abs().log().masked_fill(~visible, 0.0), h.sign()
         log_k = kernel.abs().log() - log_h.unsqueeze(-1) - log_h.unsqueeze(-2)
         signs = kernel.sign() * sign.unsqueeze(-1) * sign.unsqueeze(-2)
@@ -246,5 +319,6 @@ def _with_kernel(
     scaled = signs * (log_k - log_scale[..., None, None]).exp()
     targets = targets.where(visible.unsqueeze(-1), 0.0)
     return Design(
-        primal, keys, places, targets, seen, visible, scaled, log_scale, log_h, sign, owner, shares, parameters
-    )
+        primal, keys, places, targets, seen, visible, scaled, log_scale, log_h, sign, owner, shares, parameters, log_w,
+        gate,
+    )  # fmt: skip

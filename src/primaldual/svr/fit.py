@@ -59,7 +59,16 @@ class Fit:
     design: Design
     leading: tuple[int, ...]
 
-    def predict(self, x: Tensor, by: Literal["dual", "primal"] = "dual", *, query_offset: int = 0) -> Tensor:
+    @property
+    def prices(self) -> Tensor:
+        """What a deviation of each point costs, w_j C [..., W]."""
+        w = self.design.log_w
+        c = self.C.unsqueeze(-1).expand(self.seen.shape)
+        return c if w is None else c * w.exp().reshape(self.seen.shape)
+
+    def predict(
+        self, x: Tensor, by: Literal["dual", "primal"] = "dual", *, query_offset: int = 0, gate: Tensor | None = None
+    ) -> Tensor:
         """f at the points x [..., L, D].
 
         Args:
@@ -68,18 +77,29 @@ class Fit:
                 primal knows positions: f is then a function of (position, point).
             by: "dual", the expansion Σ_j κ(Tx, Tk_j)/h(Tx) v_j + b, which is attention with these values; or
                 "primal", W Φ(Tx)/h(Tx) + b with W written out, for a finite Φ.
+            gate: g at these points [..., L], of a primal with a gate for each head; 1/2 where it is not given, as it
+                starts.
         """
+        if self.design.gate is None and gate is not None:
+            raise ValueError(f"gate: {self.primal!r} has no gate on its normalizer")
+        g = None
+        if self.design.gate is not None:
+            g = x.new_full(x.shape[:-1], 0.5) if gate is None else gate
+            if g.shape != x.shape[:-1]:
+                raise ValueError(f"gate must be {list(x.shape[:-1])}, a number for every point; got {list(g.shape)}")
+            g = four_d(g.unsqueeze(-1), self.leading, "gate").to(self.values.dtype).squeeze(-1)
         x = four_d(x, self.leading, "x").to(self.values.dtype)
         checks.query_offset(query_offset, self.primal.mixing_maps)
         places = torch.arange(x.shape[2], device=x.device) + query_offset
         x = self.primal.on_tokens(x, places, self.design.parameters)
-        weights = self.design.weights(x, places)
+        weights = self.design.weights(x, places, g)
         values = self.values.reshape(*self.design.keys.shape[:2], *self.values.shape[-2:])
         bias = self.bias.reshape(*self.design.keys.shape[:2], 1, -1)
         if by == "dual":
             out = weights @ values + bias
         elif by == "primal":
-            out = self._through_w(x, values) + bias
+            out = self._through_w(x, values)
+            out = (out if g is None else out * g.unsqueeze(-1)) + bias
         else:
             raise ValueError(f"by must be 'dual' or 'primal', got {by!r}")
         return out.reshape(self.leading + tuple(out.shape[-2:]))
@@ -94,8 +114,10 @@ class Fit:
         x, keys = self.design.mapped(x)
         phi_x, phi_k = (primal.features.map(t, parameters) for t in (x, keys))
         phi_k = phi_k.where(self.design.visible.unsqueeze(-1), 0.0)
+        if self.design.log_w is not None:  # w_j κ = Φ(x)·w_jΦ(k_j)
+            phi_k = phi_k * self.design.log_w.exp().unsqueeze(-1)
         weight = phi_k.transpose(-1, -2) @ values  # v_j = (α_j − α̃_j)/h(k_j): [B, H, D_φ, Dv]
-        h = primal.normalizer.h(x, phi_x @ phi_k.sum(-2).unsqueeze(-1))
+        h = primal.normalizer.at(x, phi_x @ phi_k.sum(-2).unsqueeze(-1), parameters)
         return phi_x @ weight / h
 
 
@@ -160,6 +182,8 @@ def fit(
     log_scale = made.log_scale.reshape(problems, 1, 1)
     log_c = c.expand(leading).reshape(-1, 1, 1).log()
     unit = unit_of(values, epsilon, log_scale, log_c)
+    log_w = None if made.log_w is None else made.log_w.reshape(problems, points, 1)
+    log_c = log_c if log_w is None else log_c + log_w  # a point of weight w costs w C
     p = Regressions(
         made.kernel.reshape(problems, points, points) * (log_scale - unit.log_kernel).exp(), values / unit.target,
         (log_c + unit.log_kernel).exp() / unit.target, epsilon / unit.target, seen, seen.double(), bias,
@@ -169,7 +193,9 @@ def fit(
     _warn(certificate, solution.iterations, tol)
     log_dual = unit.target.log() - unit.log_kernel
     natural = solution.beta * log_dual.exp()
-    v = solution.beta * (log_dual - made.log_h.reshape(problems, points, 1)).exp()
+    log_v = log_dual - made.log_h.reshape(problems, points, 1)
+    log_v = log_v if log_w is None else log_v - log_w
+    v = torch.where(solution.beta == 0, 0.0, solution.beta * log_v.exp())
     v = (v * made.sign_h.reshape(problems, points, 1)).where(p.seen, 0.0)
 
     def shaped(x: Tensor) -> Tensor:

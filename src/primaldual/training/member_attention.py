@@ -15,7 +15,7 @@ from ..dual import form_of
 from ..kernels.buffers import side_by_side
 from ..models import SequenceConfig, SeriesConfig
 from ..ops import attention
-from ..primal import InputMap, Moments, PointMap, PositionMap, Primal, TokenMap
+from ..primal import InputMap, Moments, PerToken, PointMap, PositionMap, Primal, TokenMap
 from .stacked import Stacked
 
 
@@ -41,7 +41,7 @@ class SideBySide(Function):
 
 def attend_in_layer(
     config: SeriesConfig | SequenceConfig, weights: Stacked, name: str, projected: Tensor, padding: Tensor | None,
-    batch: int, training: bool,
+    batch: int, training: bool, inputs: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Self-attention of queries, keys and values side by side, [members, batch · length, d_model].
 
@@ -49,6 +49,7 @@ def attend_in_layer(
         name: of the attention module.
         projected: [members, batch · length, 3 · d_model].
         padding: [members, batch, length], what is hidden from attention.
+        inputs: of the layer, [members, batch · length, d_model], where the mechanism has numbers that are made of them.
     """
     heads = config.heads
     parts = (part.unflatten(1, (batch, -1)).unflatten(-1, (heads, -1)) for part in SideBySide.apply(projected))
@@ -62,6 +63,7 @@ def attend_in_layer(
             q, k, v, config.mechanism, padding, p if drops else 0.0, config.impl,
             {n.removeprefix(learned): x for n, x in weights.parameters.items() if n.startswith(learned)},
             {n.removeprefix(fixed): x[0] for n, x in weights.buffers.items() if n.startswith(fixed)},
+            _made(config.mechanism.made(heads, q.shape[-1]), weights, f"{name}.made", inputs, batch),
         )  # fmt: skip
     if (bias := weights.parameters.get(f"{name}.mechanism_bias")) is not None:
         out = out + bias[:, None, :, None]
@@ -70,7 +72,7 @@ def attend_in_layer(
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, primal: Primal, padding: Tensor | None, dropout_p: float, impl: str,
-    learned: dict[str, Tensor], fixed: dict[str, Tensor],
+    learned: dict[str, Tensor], fixed: dict[str, Tensor], made: dict[str, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """`attention` of [members, batch, heads, length, head_dim], with each member's own learned tensors.
 
@@ -85,7 +87,9 @@ def attend(
         impl: the executor.
         learned: by name, [members, …].
         fixed: tensors of the features, the same for all members.
+        made: numbers for every token, by name, [members, batch, heads, length, …].
     """
+    made = made or {}
     before = _ahead(primal) if learned else ()
     for map_ in before:
         own = {name: learned.pop(name) for name in map_.learned(1, 1)}
@@ -94,13 +98,28 @@ def attend(
     if learned:
         outputs = []
         for i in range(len(q)):
-            parameters = {name: x[i] for name, x in learned.items()} | fixed
+            parameters = {name: x[i] for name, x in (learned | made).items()} | fixed
             hidden = None if padding is None else padding[i]
             outputs.append(_attention(q[i], k[i], v[i], primal, hidden, dropout_p, impl, parameters))
         return torch.stack(outputs)
     members, hidden = q.shape[0], None if padding is None else padding.flatten(0, 1)
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    return _attention(q, k, v, primal, hidden, dropout_p, impl, fixed).unflatten(0, (members, -1))
+    parameters = fixed | {name: x.flatten(0, 1) for name, x in made.items()}
+    return _attention(q, k, v, primal, hidden, dropout_p, impl, parameters).unflatten(0, (members, -1))
+
+
+def _made(
+    parts: dict[str, PerToken], weights: Stacked, name: str, inputs: Tensor | None, batch: int
+) -> dict[str, Tensor]:
+    """What each member makes of the inputs, [members, batch, heads, length, …]."""
+    found = {}
+    for each, part in parts.items():
+        assert inputs is not None
+        weight, bias = (weights.parameters[f"{name}.{each}.{of}"] for of in ("weight", "bias"))
+        affine = torch.baddbmm(bias.unsqueeze(1), inputs.to(weight.dtype), weight.transpose(1, 2))
+        affine = affine.unflatten(1, (batch, -1)).unflatten(3, part.start.shape).movedim(3, 2)
+        found[each] = part.function(affine)
+    return found
 
 
 def _attention(

@@ -35,8 +35,9 @@ def forward(config: SequenceConfig, weights: Stacked, tokens: Tensor, padding: T
     normal, x = do.norm_beside("layers.0.norm1", x)
     for i in range(config.layers):
         layer, following = f"layers.{i}", f"layers.{i + 1}.norm1" if i + 1 < config.layers else "norm"
-        projected, _ = do.project(f"{layer}.self_attn", normal)
-        attended = attend_in_layer(config, weights, f"{layer}.self_attn", projected, do.padding, batch, training)
+        name = f"{layer}.self_attn"
+        projected, _ = do.project(name, normal)
+        attended = attend_in_layer(config, weights, name, projected, do.padding, batch, training, normal)
         normal, x = do.add_and_norm_beside(x, attended, f"{layer}.self_attn.out_proj", f"{layer}.norm2")
         normal, x = do.feed_forward_beside(normal, x, f"{layer}.linear1", f"{layer}.linear2", following)
     means = _sums(normal.unflatten(1, (batch, length)), do.padding) / config.length

@@ -32,10 +32,10 @@ def forward(config: SeriesConfig, weights: Stacked, series: Tensor, padding: Ten
     x = do.embed(series, config.channels, config.d_model)
     for i in range(config.layers):
         layer = f"layers.{i}"
-        projected, x = do.project(f"{layer}.self_attn", x)
+        projected, x_beside = do.project(f"{layer}.self_attn", x)
         hidden = do.padding if config.encoder == "mvts" else None
-        attended = attend_in_layer(config, weights, f"{layer}.self_attn", projected, hidden, batch, training)
-        x = do.add_and_norm(x, attended, f"{layer}.self_attn.out_proj", f"{layer}.norm1")
+        attended = attend_in_layer(config, weights, f"{layer}.self_attn", projected, hidden, batch, training, x)
+        x = do.add_and_norm(x_beside, attended, f"{layer}.self_attn.out_proj", f"{layer}.norm1")
         x = do.feed_forward(x, f"{layer}.linear1", f"{layer}.linear2", f"{layer}.norm2")
     if config.encoder == "flowformer":
         x = do.norm("norm", x)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...dual import Expansion, derive
+from ...dual import Expansion, GateAfterSum, derive
+from .. import per_token
 from ..estimates import Estimate, device_of
 from ..plan import Candidate, duration, explanation
 from ..problem import UnsupportedError
@@ -79,7 +80,7 @@ def choose(p: LayerProblem) -> LayerPlan:
     mode = "" if not device.host else ", captured" if p.captured else ", eager"
     return LayerPlan(
         best, asked, candidates, found, f"estimated for {str(p.dtype)[6:]}, {passes}{mode}, on {device.name}",
-        derive(p.primal, (*ROUTES[best].rewrites(p), *inner)),
+        derive(p.layer.primal, (GateAfterSum, *ROUTES[best].rewrites(p), *inner)),
     )  # fmt: skip
 
 
@@ -88,9 +89,15 @@ def attend(p: LayerProblem, known: dict[object, tuple[str, Expansion]]) -> tuple
 
     `known` remembers the routes of calls of the same kind, and what they compute: it belongs to the layer.
     """
+    if p.gate is None:
+        return _attend(p, known)
+    return per_token.gated(p.layer.primal, *_attend(p, known), p.gate)
+
+
+def _attend(p: LayerProblem, known: dict[object, tuple[str, Expansion]]) -> tuple[Tensor, Tensor | None]:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         route = _unplanned(p)
-        return ROUTES[route].run(p, derive(p.primal, ROUTES[route].rewrites(p)))
+        return ROUTES[route].run(p, derive(p.layer.primal, (GateAfterSum, *ROUTES[route].rewrites(p))))
     kind = p.route_key()
     if (found := known.get(kind)) is None:
         if len(known) >= 256:

@@ -34,6 +34,8 @@ def refusal(p: LayerProblem) -> str | None:
         return "a kernel of positions asks where the tokens of a point stand"
     if reason := PoolBeforeProjection.refusal(p.primal):
         return reason
+    if p.form.weighted:
+        return "the weights of pooled tokens add up, so tokens are pooled in the attention"
     if p.layer.convolutions is not None:
         return "the projections are convolutional"
     if p.layer.impl == "reference":
@@ -57,7 +59,7 @@ def run(p: LayerProblem, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
     pooling = pooling_of(p.primal.training_set)
     assert pooling is not None
     primal = _unpooled(p)
-    by_head = {name for map_ in primal.inputs for name in map_.by_head}
+    by_head = primal.by_head
     queries = p.split(linear(p.x, *p.layer.weights_of("q")))
     groups = expansion.calls(p.layer.num_heads)
     outputs = []

@@ -60,16 +60,17 @@ class LayerProblem(NamedTuple):
     extra_keys: Tensor | None = None  # [1, n, E], beside the projected ones; no mask hides them
     extra_values: Tensor | None = None
     query_offset: int = 0
+    gate: Tensor | None = None  # [N, heads, L, 1 or head_dim], what the outputs are multiplied by, whatever the route
 
     @property
     def primal(self) -> Primal:
-        """What every head computes."""
-        return self.layer.primal
+        """What the heads of every route compute: what the layer states, but for a gate on the outputs."""
+        return self.layer.primal.ungated
 
     @property
     def form(self) -> Form:
         """What a route may take it for."""
-        return form_of(self.layer.primal)
+        return form_of(self.primal)
 
     @property
     def scales(self) -> tuple[int, ...]:

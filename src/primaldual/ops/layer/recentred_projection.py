@@ -31,6 +31,8 @@ def refusal(p: LayerProblem) -> str | None:
     form = p.form
     if not form.softmax or form.maps != "recentring" or form.token_maps:
         return "the heads are not softmax heads with a re-centring and nothing else"
+    if form.weighted:
+        return "it has no bias on keys, which weights of points are"
     if form.points != "tokens" or form.subset != "all":
         return "the heads are not fitted to all keys"
     if p.layer.impl == "reference":
