@@ -1,5 +1,7 @@
 """Sinks, gates, kernels and weights of points against their formulas, written out here once more."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -337,6 +339,19 @@ def test_a_gated_fit_is_predicted_by_the_gate_of_the_point() -> None:
     close(2 * solved.predict(keys, gate=gate / 2), solved.predict(keys, gate=gate))
     with pytest.raises(ValueError, match="per='head'"):
         fit("gate", keys, targets, C=10.0, epsilon=0.1)
+
+
+def test_a_point_of_twice_the_weight_is_a_point_that_is_there_twice() -> None:
+    generator = torch.Generator().manual_seed(0)
+    keys, targets = (torch.randn(2, H, N, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    log_forget = torch.zeros(2, H, N, dtype=torch.float64)
+    log_forget[..., 0], log_forget[..., 1] = -math.log(2), math.log(2)  # w = 2, 1, 1, …
+    # the heaviest weighs 1: h is half of what it is for two points, |W|² a quarter, and the price of both with it
+    weighted = fit("forget", keys, targets, C=2 * 10.0 / 4, epsilon=0.1, parameters={"log_forget": log_forget})
+    twice = (torch.cat([x[:, :, :1], x], 2) for x in (keys, targets))
+    plain = fit("softmax", *twice, C=10.0, epsilon=0.1)
+    assert (weighted.alpha + weighted.alpha_tilde >= 0.999 * weighted.prices.unsqueeze(-1)).any()
+    close(weighted.predict(keys), plain.predict(keys), 1e-7)
 
 
 def test_heads_with_gates_and_decays_are_diagnosed_where_they_are_one_regression() -> None:

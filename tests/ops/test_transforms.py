@@ -45,7 +45,11 @@ def compiled_equals_eager(name: str, backend: str, causal: bool = False) -> None
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [*NAMED, "linear-random", "linear-taylor", "sh-conv"])
+# seconds each: gates and decays are compiled with scaled heads
+COMPILED = [*(name for name in NAMED if name not in ("gate", "forget")), "linear-random", "linear-taylor", "sh-conv"]
+
+
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiles_into_one_graph(name: str) -> None:
     compiled_equals_eager(name, "aot_eager")
 

@@ -400,7 +400,8 @@ def test_a_checkpoint_of_which_one_bit_has_changed_is_said_and_started_over(tmp_
         {"epoch": 7}, {"batch": -1}, {"step": 1}, {"seen": "many"}, {"history": []}, {"active": [1]}, {"seconds": -1.0},
         {"history": [{"epoch": [1, 1], "loss": [0.1, 0.1], "test": [50.0, 50.0]}]}, {"failures": None}, {"epoch": None},
         {"history": [{"epoch": [1], "loss": [0.1], "test": [None]}]}, {"evaluated": 2**70}, {"seeds": [0, 0]},
-        {"seen": 10**400}, {"paces": [None]},
+        {"seen": 10**400}, {"paces": [None]}, {"seconds": 10**400},
+        {"history": [{"epoch": [1], "loss": [10**400], "test": [50.0]}]},
     ],
     ids=str,
 )  # fmt: skip

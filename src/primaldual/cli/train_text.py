@@ -14,7 +14,7 @@ from ..base.spread import spread
 from ..base.terminal import titled
 from ..base.threads import on_threads
 from .jobs import one_line_errors
-from .main import _escape, _fail, app, console
+from .main import _escape, _fail, app, console, errors
 from .mechanism_options import mechanism_option, with_mechanism_options
 from .options import OUTPUT, DataDir, Device, NoCheck, Output, Threads, device_option
 
@@ -124,7 +124,7 @@ def _trained(
     records = []
     for seed in range(seeds):
         with ExitStack() as stack:
-            watch = [stack.enter_context(progress_bar(console, f"{task.name}, {title}, seed {seed}"))]
+            watch = [stack.enter_context(progress_bar(errors, f"{task.name}, {title}, seed {seed}"))]
             if curves:
                 watch.append(stack.enter_context(tensorboard(output / "tensorboard" / key(task, recipe, seed))))
             records += train(

@@ -19,7 +19,8 @@ class PointWeights(Spec):
 
     They are those of a regression whose point j costs w_j C: α_j = w_j a_j with 0 ≤ a_j ≤ C, so that
     f(x) = Σ_j w_j κ(x, k_j) v_j / h(x) with h(x) = Σ_j w_j κ(x, k_j) and v_j = (a_j − ã_j)/h(k_j). A pooled point has
-    the sum of the weights of its tokens. Only their ratios matter, since h is the kernel sum.
+    the sum of the weights of its tokens. Only their ratios matter to f, since h is the kernel sum; a regression takes
+    the weight of the heaviest point for 1.
     """
 
     def made(self, heads: int, value_dim: int) -> dict[str, PerToken]:

@@ -45,10 +45,10 @@ def _misplaced(training: Training, about: dict[str, Any]) -> str | None:
         if type(about[name]) is not int or not (name == "epoch") <= about[name] < LARGEST:
             return f"damaged: {name} is {about[name]!r}"
     seconds, batches, end = about["seconds"], len(training.ensemble.batches), training.recipe.end
-    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+    if not _is_number(seconds) or seconds < 0:
         return f"damaged: seconds are {seconds!r}"
     paces = about["paces"]
-    if not isinstance(paces, list) or not all(type(x) in (int, float) and 0 <= x < math.inf for x in paces):
+    if not isinstance(paces, list) or not all(_is_number(x) and x >= 0 for x in paces):
         return f"damaged: paces are {paces!r}"
     at = about["epoch"] - 1 if training.recipe.unit == "epoch" else about["step"]
     if about["batch"] >= batches or about["step"] != (about["epoch"] - 1) * batches + about["batch"] or at > end:
@@ -75,9 +75,14 @@ def _unhistorical(training: Training, about: dict[str, Any]) -> str | None:
             return f"damaged: a history at {times!r}"
         for part, values in history.items():
             waits = part == "test" and training.recipe.test_at_end
-            if not all((type(x) in (int, float) and math.isfinite(x)) or (x is None and waits) for x in values):
+            if not all(_is_number(x) or (x is None and waits) for x in values):
                 return f"damaged: a history of {part} that is no numbers"
     return None
+
+
+def _is_number(x: Any) -> bool:
+    """Not every integer of JSON fits into a float."""
+    return (type(x) is float and math.isfinite(x)) or (type(x) is int and abs(x) < LARGEST)
 
 
 def _seeds_a_generator(state: Tensor, like: torch.Generator) -> bool:
