@@ -99,13 +99,17 @@ def attention(
         query_offset=query_offset, scale=scale, left_padding=left_padding,
     )  # fmt: skip
     chosen, problem = bind(problem, impl)
-    plain = not (primal.token_maps or problem.parameters or problem.primal.made(1, 1)) and problem.gate is None
-    if key is not None and q.shape[2] and k.shape[2] and plain:
+    if key is not None and q.shape[2] and k.shape[2] and _plain(problem):
         if len(_known) >= 1024:
             _known.clear()
         _known[key] = _again(problem, chosen, k.shape[1])
     output, weights = run(problem, chosen)
     return output if weights is None else (output, weights[..., : k.shape[2]])
+
+
+def _plain(p: Problem) -> bool:
+    """Whether a problem is all in its tensors, the expansion and a few numbers."""
+    return p.gate is None and not (p.primal.token_maps or p.parameters or p.primal.made(1, 1))
 
 
 _known: dict[tuple[object, ...], Callable[[Tensor, Tensor, Tensor], Tensor]] = {}
