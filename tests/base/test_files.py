@@ -127,6 +127,7 @@ def test_the_library_writes_its_files_here_alone():
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             into_memory = bool(node.args) and ast.unparse(node.args[0]) in ("buffer", "scratch")
+            into_memory |= ast.unparse(node.func.value).startswith("scratch / ")  # of `replacing_folder`
             modes = [
                 one.value for one in (*node.args, *(k.value for k in node.keywords)) if isinstance(one, ast.Constant)
             ]

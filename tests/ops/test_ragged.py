@@ -40,7 +40,7 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HOPPER
 TAKEN = [
     name
     for name, primal in PRIMALS.items()
-    if isinstance(primal.features, Exponential)
+    if type(primal.features) is Exponential
     and isinstance(primal.normalizer, KernelSum)
     and primal.weights is None
     and not isinstance(primal.training_set, Sparse)
