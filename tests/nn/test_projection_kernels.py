@@ -39,6 +39,7 @@ LAYERS = {
 
 
 test_the_kernels_in_the_interpreter = child_process(__file__)
+test_more_of_them_in_the_interpreter = child_process(__file__, deep=True)
 
 
 def gradients(layer: MultiheadAttention, x, padding) -> dict:
@@ -52,8 +53,11 @@ def gradients(layer: MultiheadAttention, x, padding) -> dict:
 @on_cpu
 @pytest.mark.parametrize("way", ["unpooled", "grouped"])
 @pytest.mark.parametrize(
-    ("length", "bias"), [(1, True), (16, True), (21, True), (21, False)], ids=["N1", "N16", "N21", "N21, no bias"]
-)
+    ("length", "bias"),
+    [(1, True), pytest.param(16, True, marks=pytest.mark.deep), (21, True),
+     pytest.param(21, False, marks=pytest.mark.deep)],
+    ids=["N1", "N16", "N21", "N21, no bias"],
+)  # fmt: skip
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_on_the_kernels_is_the_reference(name, length, bias, way, monkeypatch):
     pooled = isinstance(LAYERS[name].training_set, Pooled)

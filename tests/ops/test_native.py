@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -67,6 +68,7 @@ int cuFuncSetAttribute(void* f, int what, int value) { return 0; }
 """  # noqa: E501
 LAYER_KERNELS = {"recentre", "columns", "pool", "shift", "finish", "spread", "biases", "unpool", "total", "assemble"}
 KERNELS = {"sum_rows", "pool", "forward", "delta", "backward", "finish_dq", "place", "dot_sums"}
+LATER = partial(pytest.param, marks=pytest.mark.deep)  # at more sizes, and in more combinations
 SCALES = {"softmax": (1, 1), "sh": (1, 2), "bn": (1, 1), "bn+sh": (4, 1), "causal": (1, 1), "dropout": (2, 1)}
 
 
@@ -87,11 +89,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(CHILD is not None, reason="this is a child process")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is there: see test_native_gpu")
-@pytest.mark.parametrize("kind", ["interpreter", "hopper"])
-def test_with_a_stand_in_for_the_driver(kind: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "those"),
+    [("interpreter", "not deep"), ("hopper", "not deep"),
+     pytest.param("interpreter", "deep", marks=pytest.mark.deep)],
+)  # fmt: skip
+def test_with_a_stand_in_for_the_driver(kind: str, those: str, folder: Path) -> None:
     env = os.environ | {"PRIMALDUAL_TEST_NATIVE": kind, "PRIMALDUAL_TEST_FOLDER": str(folder)}
     env |= {"TRITON_INTERPRET": "1"} if kind == "interpreter" else {"TRITON_LIBCUDA_PATH": str(folder)}
-    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", __file__, "-q", "-x", "-p", "no:cacheprovider", "-m", those]
     child = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stdout + child.stderr
 
@@ -293,7 +299,7 @@ def both(library: Any, arguments: tuple[Any, ...], up: torch.Tensor) -> None:
 
 @in_the_interpreter
 @pytest.mark.parametrize("name", SCALES)
-@pytest.mark.parametrize("length", [1, 67, 68])  # windows that are not whole, and whole ones
+@pytest.mark.parametrize("length", [1, 67, LATER(68)])  # windows that are not whole, and whole ones
 def test_the_bits_of_the_python_path(name: str, length: int, interpreter: Any) -> None:
     arguments = draw(name, length)
     both(interpreter, arguments, torch.randn(arguments[0].shape))
@@ -320,7 +326,7 @@ def test_whole_heads_in_one_sweep(interpreter: Any) -> None:
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("name", ["sh", "bn+sh", "dropout"])
+@pytest.mark.parametrize("name", [LATER("sh"), "bn+sh", LATER("dropout")])
 def test_blocks_that_add_to_dq(name: str, interpreter: Any) -> None:
     arguments = draw(name, 152, dtype=torch.float16)
     up = torch.randn(arguments[0].shape).half()
@@ -566,7 +572,7 @@ def same_bits(layers: Any, layer: MultiheadAttention, x: torch.Tensor, way: str 
 
 @in_the_interpreter
 @pytest.mark.parametrize("way", ["unpooled", "grouped"])
-@pytest.mark.parametrize("length", [5, 132])
+@pytest.mark.parametrize("length", [5, LATER(132)])
 @pytest.mark.parametrize("name", [name for name in LAYERS if not name.startswith("bn,") and name != "bn"])
 def test_layers_with_scaled_heads_have_the_bits_of_the_python_path(
     name: str, length: int, way: str, layers: Any, monkeypatch: pytest.MonkeyPatch
@@ -640,7 +646,7 @@ def cudnn() -> Iterator[list[str]]:
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("length", [9, 130, 1100])  # gradients are added up in one launch or in two
+@pytest.mark.parametrize("length", [9, LATER(130), LATER(1100)])  # gradients are added up in one launch or in two
 @pytest.mark.parametrize("name", ["bn", "bn, learned"])
 def test_re_centred_layers_with_cudnns_attention(
     name: str, length: int, layers: Any, cudnn: list[str], monkeypatch: pytest.MonkeyPatch
@@ -675,7 +681,7 @@ def test_layers_without_bias_with_dropout_and_some_frozen_parameters(way: str, l
 
 
 @in_the_interpreter
-@pytest.mark.parametrize("way", ["unpooled", "grouped"])
+@pytest.mark.parametrize("way", ["unpooled", LATER("grouped")])
 def test_inputs_of_layers_that_lie_otherwise(way: str, layers: Any) -> None:
     layer, x = draw_layer("bn+sh", 20)
     for lies in (x[:, ::2], x.detach()[:1].expand(3, -1, -1), x.detach().mT.contiguous().mT.requires_grad_()):
