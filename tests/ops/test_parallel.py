@@ -50,6 +50,7 @@ CHOSEN = {
 }
 
 test_the_kernels_in_the_interpreter = child_process(__file__)
+test_more_of_them_in_the_interpreter = child_process(__file__, deep=True)
 
 
 @on_cpu
@@ -219,7 +220,7 @@ def test_queries_are_copied_where_another_plan_would_run_them(monkeypatch: pytes
 @on_cpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("shifted", [None, "by a number", "by one for each head"])
-@pytest.mark.parametrize("window", range(1, 9))
+@pytest.mark.parametrize("window", [1, 2, 3, 8, *(pytest.param(n, marks=pytest.mark.deep) for n in (4, 5, 6, 7))])
 def test_three_put_in_place_at_once(window: int, shifted: str | None, dtype: torch.dtype) -> None:
     for queries, points, dim, value_dim in ((1, 1, 16, 24), (129, 17, 24, 16), (37, 33, 5, 7)):
         tokens = points * window

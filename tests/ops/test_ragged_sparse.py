@@ -38,6 +38,7 @@ MECHANISMS = {
 
 
 test_the_kernels_in_the_interpreter = child_process(__file__)
+test_more_of_them_in_the_interpreter = child_process(__file__, deep=True)
 
 
 def tensors(shape=(20, 20, 8, 8), heads: int = 3, batch: int = 1) -> list[torch.Tensor]:
@@ -46,8 +47,12 @@ def tensors(shape=(20, 20, 8, 8), heads: int = 3, batch: int = 1) -> list[torch.
 
 
 @on_cpu
-@pytest.mark.parametrize("dropout_p", [0.0, 0.3], ids=["all weights", "dropout"])
-@pytest.mark.parametrize("mask", ["none", "padding"])
+@pytest.mark.parametrize(
+    ("mask", "dropout_p"),
+    [("none", 0.0), ("padding", 0.3), pytest.param("none", 0.3, marks=pytest.mark.deep),
+     pytest.param("padding", 0.0, marks=pytest.mark.deep)],
+    ids=["all weights", "dropout, padding", "dropout", "padding"],
+)  # fmt: skip
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_every_pattern_equals_the_reference(name: str, mask: str, dropout_p: float) -> None:
     primal = MECHANISMS[name]
