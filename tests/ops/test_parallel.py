@@ -90,7 +90,9 @@ def test_a_number_for_beta_is_not_rounded() -> None:
 
 
 @on_cpu
-@pytest.mark.parametrize("strided", [False, True], ids=["log-sum-exps copied", "as they lie"])
+@pytest.mark.parametrize(
+    "strided", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["log-sum-exps copied", "as they lie"]
+)
 @pytest.mark.parametrize("long", [[144], [144, 72, 36, 18]], ids=["the longest", "all"])
 @pytest.mark.parametrize("name", ["sh", "bn+sh"])
 def test_as_many_launches_as_the_plan_counts(

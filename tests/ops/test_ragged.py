@@ -52,6 +52,7 @@ TWO = mechanism("bn+sh", scales=(2, 1))
 
 
 test_the_kernels_in_the_interpreter = child_process(__file__)
+test_more_of_them_in_the_interpreter = child_process(__file__, deep=True)
 
 
 def tensors(shape=(20, 20, 8, 8), heads: int = 4, batch: int = 1, dtype=torch.float32) -> list:
@@ -344,7 +345,7 @@ def test_a_sweep_drops_what_the_hash_says(mask: str) -> None:
 SHARED = [(32, 32, 4, 2, 0), (64, 128, 8, 2, 0)]
 
 
-@pytest.fixture(params=SHARED, ids=lambda x: f"{x[0]}x{x[1]}")
+@pytest.fixture(params=[SHARED[0], pytest.param(SHARED[1], marks=pytest.mark.deep)], ids=lambda x: f"{x[0]}x{x[1]}")
 def together(request) -> Iterator[None]:
     """Blocks of keys add their shares of dq."""
     with adding_up(*request.param) as launched:

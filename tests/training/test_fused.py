@@ -28,6 +28,7 @@ everywhere = pytest.mark.parametrize("device", DEVICES)
 
 
 test_the_kernels_in_the_interpreter = child_process(__file__)
+test_more_of_them_in_the_interpreter = child_process(__file__, deep=True)
 
 
 def stacked(config: SeriesConfig, seeds, device, kept: torch.dtype, computed: torch.dtype) -> Stacked:
@@ -121,7 +122,7 @@ def test_dropout_drops_its_share_and_the_backward_pass_finds_the_mask_again(devi
 
 
 @everywhere
-@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("p", [0.1, pytest.param(0.5, marks=pytest.mark.deep)])
 def test_rows_columns_members_and_seeds_are_dropped_independently(p, device):
     """Any two of them agree as often as chance has it."""
     members, rows, width = 3, 192, 40
@@ -154,7 +155,7 @@ def test_gelu_of_16_bits_is_off_by_its_rounding(device):
 
 @everywhere
 @pytest.mark.parametrize("p", [0.0, 0.2])
-@pytest.mark.parametrize(("rows", "width"), [(50, 24), (700, 64)])
+@pytest.mark.parametrize(("rows", "width"), [(50, 24), pytest.param(700, 64, marks=pytest.mark.deep)])
 def test_the_input_beside_a_product_gets_both_gradients(rows, width, p, device):
     def leaf(*shape):
         return torch.randn(2, *shape, device=device).requires_grad_()
