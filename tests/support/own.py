@@ -19,7 +19,10 @@ from primaldual.primal import (
     EluPlusOne,
     Exponential,
     FeatureMap,
+    Gated,
     KernelSum,
+    Laplace,
+    Moments,
     Normalizer,
     Pattern,
     PointMap,
@@ -27,12 +30,15 @@ from primaldual.primal import (
     Pooled,
     RandomFeatures,
     Recenter,
+    Rotary,
+    Scale,
     Sparse,
     Strided,
     TokenMap,
     TrainingSet,
     Unit,
 )
+from primaldual.primal import Gaussian as LibraryGaussian
 from primaldual.primal.patterns import Band
 
 
@@ -299,6 +305,56 @@ class StridedByThree(Strided):
         return (i - j) % 3 == 0
 
 
+@dataclass(frozen=True)
+class Growing(Rotary):
+    """It inherits no rotation: tokens grow with their place."""
+
+    def at(self, x: Tensor, positions: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+        places = positions[:, None] if positions.dim() == 1 else positions[:, None, :, None]
+        return x * (1 + 0.1 * places).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Warmer(Scale):
+    """Its factor is not `start`."""
+
+    def factor(self, x: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+        return x.new_tensor(1.5)
+
+
+@dataclass(frozen=True)
+class Unscaled(Scale):
+    """It inherits a factor that it has no use for."""
+
+    def apply(self, x: Tensor, moments: Moments, parameters: dict[str, Tensor]) -> Tensor:
+        return x.tanh()
+
+
+@dataclass(frozen=True)
+class Steeper(Laplace):
+    """Its slopes are not `slopes`."""
+
+    def log_positions(self, queries: Tensor, points: Tensor, parameters: dict[str, Tensor]) -> Tensor | None:
+        found = super().log_positions(queries, points, parameters)
+        return None if found is None else 2 * found
+
+
+@dataclass(frozen=True)
+class Opposite(LibraryGaussian):
+    """It inherits a bias on keys that is not its own."""
+
+    def log_kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        return -(x @ y.transpose(-1, -2)).abs() / 3
+
+
+@dataclass(frozen=True)
+class FixedSink(KernelSum):
+    """It inherits a sink that is not its own."""
+
+    def log_sink(self, like: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+        return like.new_full((1, 1, 1), 1.5)
+
+
 OWN: dict[str, Primal] = {
     "Φ": Primal(features=ShiftedSquare()),
     "Φ with a state": Primal(features=Projected()),
@@ -328,6 +384,13 @@ OWN: dict[str, Primal] = {
     "T from BatchNorm": Primal(inputs=(HalfScaled(),)),
     "T of tokens": Primal(inputs=(AddPrevious(), Recenter())),
     "T from DepthwiseConv1d": Primal(inputs=(ConvTwice(3, causal=True),)),
+    "T from Rotary": Primal(inputs=(Growing(), Recenter())),
+    "T from Scale": Primal(inputs=(Warmer(0.5),), training_set=Pooled()),
+    "T from Scale, its apply": Primal(inputs=(Unscaled(2.0),)),
+    "Φ from Laplace": Primal(features=Steeper()),
+    "Φ from Gaussian": Primal(features=Opposite()),
+    "h from KernelSum, its sink": Primal(normalizer=FixedSink(sink=1)),
+    "h from KernelSum, its sink, of finite Φ": Primal(EluPlusOne(), Gated(FixedSink(sink=1), "channel")),
     "S": Primal(training_set=EveryThird()),
     "S of as many points": Primal(training_set=Doubled()),
     "S of finite Φ": Primal(EluPlusOne(), training_set=Doubled()),

@@ -119,7 +119,7 @@ def _with_positions(p: Problem, bias: Tensor, points: Points) -> Tensor:
         return bias
     places = positions.of_definition(p.primal.training_set, points, p.k, p.v, p.seen_tokens(), p.scale)
     added = p.primal.features.log_positions(positions.of_queries(p), places, p.parameters)
-    return bias if added is None else bias + added
+    return bias if added is None else bias + added.to(bias.dtype)
 
 
 def _as_value(p: Problem) -> Tensor:
