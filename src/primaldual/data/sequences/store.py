@@ -7,7 +7,6 @@ that is the same cases as another is not written twice.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ import numpy as np
 
 from ...base.files import replacing_folder, write_json
 from ..cache import CacheError
+from ..manifests import MANIFEST, read_manifest
 from .documents import Cases, Documents, SequenceSet, content_hash
 
 VERSION = 1
 """Of what is written; what was prepared by another version is stale."""
-MANIFEST = "manifest.json"
 
 
 def set_folder(name: str, directory: Path) -> Path:
@@ -69,7 +68,7 @@ def read(folder: Path, *, hashes: bool = False) -> SequenceSet:
     Args:
         hashes: whether to look at every byte, too: are the files those that were written?
     """
-    about = _manifest(folder)
+    about = read_manifest(folder, VERSION)
     try:
         for name, file in about["files"].items():
             _check_file(folder / name, file, hashes)
@@ -88,23 +87,12 @@ def read(folder: Path, *, hashes: bool = False) -> SequenceSet:
 
 def source_stamp(folder: Path) -> str:
     """Of the source, as it was when the set was prepared."""
-    return str(_manifest(folder).get("source_stamp"))
+    return str(read_manifest(folder, VERSION).get("source_stamp"))
 
 
 def size(folder: Path) -> int:
     """Bytes on disk."""
     return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        about = json.loads((folder / MANIFEST).read_text("utf-8"))
-        version = about["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"{folder} is damaged ({type(error).__name__}: {error})") from None
-    if version != VERSION:
-        raise CacheError(f"{folder} was prepared by version {version}; this one is {VERSION}")
-    return dict(about)
 
 
 def _check_file(path: Path, file: dict[str, Any], hashes: bool) -> None:

@@ -15,13 +15,14 @@ import numpy as np
 from ...base.files import replacing_folder, write_json
 from ..cache import CacheError
 from ..errors import DataFormatError
+from ..manifests import MANIFEST, read_manifest
 from .sources import PARTS, TextSource, contents
 from .texts import TextPart, TextSet
 from .tokenizers import Tokenizer
 
 VERSION = 1
 """Of what is written; what was prepared by another version is stale."""
-MANIFEST, TOKENS = "manifest.json", "tokens.bin"
+TOKENS = "tokens.bin"
 
 
 def text_folder(name: str, directory: Path) -> Path:
@@ -90,7 +91,7 @@ def read(folder: Path, *, hashes: bool = False) -> TextSet:
     Args:
         hashes: whether to look at every byte, too: is the file the one that was written?
     """
-    about = _manifest(folder)
+    about = read_manifest(folder, VERSION)
     path = folder / TOKENS
     try:
         parts = {part: TextPart(**one) for part, one in about["parts"].items()}
@@ -130,15 +131,4 @@ def _misfit(parts: dict[str, TextPart]) -> str | None:
 
 def source_stamp(folder: Path) -> str:
     """Of the source, as it was when the text was prepared."""
-    return str(_manifest(folder).get("source_stamp"))
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    try:
-        about = json.loads((folder / MANIFEST).read_text("utf-8"))
-        version = about["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"{folder} is damaged ({type(error).__name__}: {error})") from None
-    if version != VERSION:
-        raise CacheError(f"{folder} was prepared by version {version}; this one is {VERSION}")
-    return dict(about)
+    return str(read_manifest(folder, VERSION).get("source_stamp"))
