@@ -380,7 +380,7 @@ def test_a_regression_of_one_s_own_features_and_normalizer_is_solved_with_their_
     if form_of(OWN[name]).log_kernel:
         return
     kernel = OWN[name].features.kernel(keys, keys, made.parameters)
-    h = OWN[name].normalizer.h(keys, kernel.sum(-1, keepdim=True))
+    h = OWN[name].normalizer.at(keys, kernel.sum(-1, keepdim=True), made.parameters)
     torch.testing.assert_close(
         made.kernel * made.log_scale.exp()[..., None, None], kernel / (h * h.mT), atol=1e-10, rtol=1e-10
     )
