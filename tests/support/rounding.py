@@ -27,5 +27,7 @@ def rounded_at_every_step() -> Iterator[None]:
 
 
 def _rounded(problem: Problem, run: Callable[[Problem], Outcome]) -> Outcome:
-    parameters = {name: x.to(problem.q.dtype) for name, x in problem.parameters.items()}
-    return run(replace(problem, parameters=parameters))
+    dtype = problem.q.dtype
+    parameters = {name: x.to(dtype) for name, x in problem.parameters.items()}
+    log_weights = None if problem.log_weights is None else problem.log_weights.to(dtype)
+    return run(replace(problem, parameters=parameters, log_weights=log_weights))

@@ -138,6 +138,7 @@ def generator_of(device: torch.device) -> torch.Generator:
     """What members draw from: one of their own on the CPU; on a GPU the device's, which its graphs know."""
     if device.type != "cuda":
         return torch.Generator()
+    torch.cuda.init()  # before that it has no generators
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
