@@ -2,17 +2,20 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 
-from primaldual import attention
-from primaldual.bench import TARGETS, AttentionBench, Case, grid
+from primaldual import MultiheadAttention, attention, mechanism
+from primaldual.bench import PRESETS, TARGETS, AttentionBench, Case, grid
 from primaldual.bench import kernels as kernels_module
 from primaldual.bench.ceilings import Ceilings
 from primaldual.bench.counts import bytes_moved, flops
 from primaldual.bench.plot import ratio_plot, targets_plot
+from primaldual.bench.rotary import RotarySoftmax
 from primaldual.bench.session import measure_all
+from primaldual.bench.table import preset_tables
 from primaldual.bench.targets import cases, verdicts
 from primaldual.bench.timing import Contestant, Timed, in_turns, working_bytes
 from primaldual.training.capture import step_graph
@@ -153,10 +156,14 @@ def test_interrupting_keeps_what_was_measured(tmp_path):
     assert [record["mechanism"] for record in written["records"]] == ["sh"]
 
 
-@pytest.mark.parametrize(("device", "count"), [("cuda", 26), ("cpu", 3)])
-def test_a_target_is_named_once_and_its_dream_is_beyond_what_must_be_reached(device, count):
-    assert len({(target.case, target.figure) for target in TARGETS[device]}) == len(TARGETS[device]) == count
-    for target in TARGETS[device]:
+@pytest.mark.parametrize(
+    ("preset", "device", "count"),
+    [("targets", "cuda", 26), ("targets", "cpu", 3), ("language", "cuda", 10), ("language", "cpu", 0)],
+)
+def test_a_target_is_named_once_and_its_dream_is_beyond_what_must_be_reached(preset, device, count):
+    targets = PRESETS[preset][device]
+    assert len({(target.case, target.figure) for target in targets}) == len(targets) == count
+    for target in targets:
         if target.dream is not None:
             assert target.dream > target.must if target.at_least else target.dream < target.must
 
@@ -169,6 +176,26 @@ def test_verdicts_stand_beside_their_bounds():
     assert (first["value"], first["must"], first["met"], first["dreamt"]) == (0.55, 0.90, True, True)
     assert (last["met"], last["dreamt"]) == (True, False)
     assert not any(one["met"] for one in found if one["figure"] == "memory_ratio")  # it was not measured
+
+
+def test_what_stands_beside_targets_has_tables_of_its_own():
+    record = {"error": None, "ratio": 0.7, "ratio_min": 0.6, "ratio_max": 0.8, "seconds": 1e-3, "rival": "cudnn",
+              "arithmetic_limit": 0.5}  # fmt: skip
+    made = [(case, asdict(case) | record) for case in cases("cuda", "language")]
+    content = {"records": [r for _, r in made]} | verdicts("cuda", made, "language")
+    targets, beside = preset_tables(content)
+    assert (targets.row_count, beside.row_count) == (10, 6)
+    assert [one["met"] for one in content["targets"]].count(True) == 6  # 0.7 is within 0.75, 1 and 0.75
+
+
+def test_the_rival_with_rotary_positions_is_softmax_with_them():
+    x, rival = torch.randn(2, 20, 32), RotarySoftmax(4, 8, 20, dtype=torch.float32)
+    ours = MultiheadAttention(32, 4, batch_first=True, mechanism=mechanism("softmax", rotary=True))
+    (weight, bias), out = rival.in_proj.parameters(), rival.out_proj.state_dict()
+    ours.load_state_dict({"in_proj_weight": weight, "in_proj_bias": bias}
+                         | {f"out_proj.{name}": value for name, value in out.items()})  # fmt: skip
+    wanted, _ = ours(x, x, x, is_causal=True, need_weights=False)
+    torch.testing.assert_close(rival(x, x, x, is_causal=True)[0], wanted)
 
 
 def test_plots_are_drawn_from_the_records():
@@ -214,6 +241,15 @@ def test_a_gpu_record_has_memory_and_names_the_back_end(subject, mode):
     assert record["rival"] in ("cudnn", "flash", "efficient", "default")
     assert record["peak_bytes"] > 0 and record["memory_ratio"] > 0
     assert ("memory_ratio_materialised" in record) == (subject == "layers")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["eager", "captured"])
+def test_the_rival_with_rotary_positions_runs_compiled(mode):
+    case = Case("layers", "gate+sh", 256, 2, mode=mode, scales=(1, 1, 2, 2, 4, 4, 8, 8), causal=True, rotary=True)
+    record = AttentionBench(torch.device("cuda"), repeats=3).measure(case)
+    assert record["error"] is None, record["error"]
+    assert isinstance(record["rivals"]["compiled flash"], float), record["rivals"]
 
 
 @pytest.mark.gpu

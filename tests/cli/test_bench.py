@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -111,7 +111,7 @@ def test_a_record_that_cannot_be_written_is_one_line(tmp_path, quick_ceilings):
         (("--impl", "pooled"), "--impl must be one of auto"),  # a route, which layers have
         (("--dropout", "1"), "--dropout must be in [0, 1)"),
         (("--steps", "sideways"), "--steps takes forward"),
-        (("--preset", "dreams"), "--preset must be targets"),
+        (("--preset", "dreams"), "--preset must be targets or language"),
         (("--preset", "targets", "--heads", "4"), "leave out --heads"),
     ],
 )
@@ -124,7 +124,8 @@ def test_bad_options_fail_in_one_line(arguments, said):
 
 def test_help_says_how_it_measures():
     plain = re.sub(r"\x1b\[[0-9;]*m", "", call("kernels", "--help").stdout)
-    assert "primaldual bench kernels --preset targets" in plain
+    for preset in targets.PRESETS:
+        assert f"primaldual bench kernels --preset {preset}" in plain
     assert "eager ÷ eager" in plain and "read + written" in plain
 
 
@@ -139,6 +140,20 @@ def test_a_missed_target_sets_the_exit_status(tmp_path, monkeypatch, quick_ceili
     assert ("MISSED" in result.stdout) == bool(status) and "≤ 1.1" in result.stdout
     assert len(json.loads(path.read_text())["targets"]) == len(targets.TARGETS["cpu"])
     assert path.with_suffix(".png").exists()
+
+
+def test_layers_of_language_models_are_measured_on_a_cpu_and_nothing_must_be_reached(
+    tmp_path, monkeypatch, quick_ceilings
+):
+    small = tuple(replace(case, length=24, batch=1, head_dim=8) for case in targets.cases("cpu", "language")[:2])
+    monkeypatch.setitem(targets._BESIDE, "language", {"cpu": small})
+    path = tmp_path / "language.json"
+    result = call("kernels", "--device", "cpu", "--preset", "language", "--repeats", "3", "--output", str(path))
+    assert result.exit_code == 0, result.output
+    content = json.loads(path.read_text())
+    assert content["targets"] == [] and [r["error"] for r in content["records"]] == [None, None]
+    assert [(r["subject"], r["rival"]) for r in content["records"]] == [("kernels", "sdpa"), ("layers", "default")]
+    assert "gate+sh, rotary" in result.stdout and "eager, causal: float32" in result.stdout
 
 
 def test_training_writes_a_table_a_record_and_a_picture(tmp_path, monkeypatch):

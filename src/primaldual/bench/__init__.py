@@ -2,6 +2,6 @@
 
 from .case import Case, grid
 from .measure import AttentionBench
-from .targets import TARGETS, Target
+from .targets import PRESETS, TARGETS, Target
 
-__all__ = ["TARGETS", "AttentionBench", "Case", "Target", "grid"]
+__all__ = ["PRESETS", "TARGETS", "AttentionBench", "Case", "Target", "grid"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +26,7 @@ class Case:
         step: "forward" without gradients, or "forward+backward".
         mode: "eager", or "captured": the whole step is one CUDA graph.
         scales: of the heads, where the mechanism pools.
+        rotary: with rotary positions; so has the rival (layers alone).
         tf32: matrix products of float32 may round to tf32.
     """
 
@@ -43,12 +44,14 @@ class Case:
     causal: bool = False
     dropout: float = 0.0
     tf32: bool = False
+    rotary: bool = False
 
     @property
     def primal(self) -> Primal:
-        """The mechanism, with the scales where it pools."""
+        """The mechanism, with the scales where it pools, and with rotary positions where the case has them."""
         pools = self.scales is not None and "sh" in self.mechanism
-        return mechanism(self.mechanism, scales=self.scales) if pools else mechanism(self.mechanism)
+        options: dict[str, Any] = {"scales": self.scales} if pools else {}
+        return mechanism(self.mechanism, rotary=self.rotary, **options)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -42,5 +42,6 @@ def bytes_moved(case: Case) -> int:
     tensor = case.batch * case.length * channels * size
     if case.subject == "kernels":  # q k v, out; q k v out dout, dq dk dv
         return tensor * (12 if case.trains else 4)
-    parameters = 4 * (channels + 1) * channels * size
+    made = sum(part.start.numel() for part in case.primal.made(case.heads, case.head_dim).values())
+    parameters = (4 * channels + made) * (channels + 1) * size
     return (5 * tensor + 3 * parameters) if case.trains else (2 * tensor + parameters)  # x, out; x dout, dx

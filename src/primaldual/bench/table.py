@@ -13,7 +13,7 @@ from .session import Content, Measurement
 LEGEND = """ratio: ours ÷ the fastest fused softmax (rival), median of interleaved rounds. limit: that ratio of FLOPs.
 length: × batch. FLOP/s, bytes/s: % of this run's matrix product and copy, counting the fewest of each.
 memory: inputs, parameters and the most that one eager step allocates beyond them."""
-_SHARED = ("subject", "dtype", "tf32", "heads", "head_dim", "step", "mode")
+_SHARED = ("subject", "dtype", "tf32", "heads", "head_dim", "step", "mode", "causal")
 
 
 def results_tables(content: Content) -> list[Table]:
@@ -27,7 +27,7 @@ def results_tables(content: Content) -> list[Table]:
 def _results(records: list[Measurement]) -> Table:
     first = records[0]
     dtype = "tf32" if first["tf32"] else first["dtype"]
-    what = f"{first['subject']}, {first['step']}, {first['mode']}"
+    what = f"{first['subject']}, {first['step']}, {first['mode']}" + (", causal" if first["causal"] else "")
     table = titled(f"{what}: {dtype}, {first['heads']} heads of {first['head_dim']}")
     table.add_column("mechanism", style="bold cyan", no_wrap=True)
     with_memory = any(r.get("peak_bytes") for r in records)
@@ -37,7 +37,7 @@ def _results(records: list[Measurement]) -> Table:
         table.add_column("memory", justify="right", no_wrap=True)
     table.add_column("rival", min_width=9)
     for r in records:
-        cells = [r["mechanism"], f"{r['length']} × {r['batch']}"]
+        cells = [r["mechanism"] + (", rotary" if r["rotary"] else ""), f"{r['length']} × {r['batch']}"]
         if r["error"]:
             table.add_row(*cells, *("–" for _ in range(6 + with_memory)), f"[yellow]{escape(r['error'])}[/]")
             continue
@@ -46,6 +46,14 @@ def _results(records: list[Measurement]) -> Table:
         cells += [two_digits(r["arithmetic_limit"]), _percent(r.get("flops_share")), _percent(r.get("bytes_share"))]
         table.add_row(*cells, *([bytes_text(r["peak_bytes"])] if with_memory else []), r["rival"] or "none fused")
     return table
+
+
+def preset_tables(content: Content) -> list[Table]:
+    """The targets, if there are any; and what was measured beside them."""
+    targets = content["targets"]
+    bound = {target["record"] for target in targets}
+    beside = [record for place, record in enumerate(content["records"]) if place not in bound]
+    return [*([targets_table(content)] if targets else []), *results_tables({"records": beside})]
 
 
 def targets_table(content: Content) -> Table:

@@ -1,9 +1,10 @@
-"""What must be reached on an H200 and on a CPU, and what would be a dream."""
+"""What must be reached on an H200 and on a CPU, and what would be a dream: the targets of each preset."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .case import Case
 from .session import Content, Measurement
@@ -90,13 +91,54 @@ TARGETS: dict[str, tuple[Target, ...]] = {"cuda": (*_kernels(), *_layers()), "cp
 """By the kind of device; those of "cuda" are stated for an H200."""
 
 
-def cases(device: str) -> list[Case]:
-    """Every case of the targets for a kind of device, once."""
-    return list(dict.fromkeys(target.case for target in TARGETS[device]))
+def _language() -> Iterator[Target]:
+    sh = Case("kernels", "sh", 1024, 32, scales=SCALES, causal=True)
+    for mode in ("captured", "eager"):
+        for length, batch, must in ((1024, 32, 0.75), (4096, 8, 0.62), (16384, 2, 0.55)):
+            yield Target("causal SH", replace(sh, length=length, batch=batch, mode=mode), "ratio", must)
+        for length, batch, must in ((1024, 32, 1.0), (4096, 8, 0.75)):
+            yield Target(
+                "gate + rotary + SH layer", replace(_TODAY, length=length, batch=batch, mode=mode), "ratio", must
+            )
 
 
-def verdicts(device: str, done: Iterable[tuple[Case, Measurement]]) -> Content:
-    """Each target whose case was measured: its figure beside its bounds."""
+_TODAY = Case("layers", "gate+sh", 1024, 32, scales=SCALES, causal=True, rotary=True)
+"""What a language model is made of today, with scaled heads."""
+
+
+def _parts() -> Iterator[Case]:
+    """The same layer without one part or both, whose times say what each takes."""
+    for length, batch in ((1024, 32), (4096, 8)):
+        for name, rotary in (("gate+sh", False), ("sh", True), ("sh", False)):
+            yield replace(_TODAY, mechanism=name, rotary=rotary, length=length, batch=batch)
+
+
+def _small() -> Iterator[Case]:
+    """What a CPU measures of these."""
+    for length, batch in ((256, 4), (512, 2)):
+        shape: dict[str, Any] = {"length": length, "batch": batch, "dtype": "float32", "mode": "eager"}
+        yield Case("kernels", "sh", scales=SCALES, causal=True, **shape)
+        yield replace(_TODAY, **shape)
+
+
+LANGUAGE: dict[str, tuple[Target, ...]] = {"cuda": tuple(_language()), "cpu": ()}
+"""Layers of a language model; on a CPU there is nothing that must be reached."""
+
+PRESETS = {"targets": TARGETS, "language": LANGUAGE}
+"""By name."""
+
+_BESIDE: dict[str, dict[str, tuple[Case, ...]]] = {"language": {"cuda": tuple(_parts()), "cpu": tuple(_small())}}
+"""What a preset measures beside its targets."""
+
+
+def cases(device: str, preset: str = "targets") -> list[Case]:
+    """Every case of a preset for a kind of device, once."""
+    beside = _BESIDE.get(preset, {}).get(device, ())
+    return list(dict.fromkeys([*(target.case for target in PRESETS[preset][device]), *beside]))
+
+
+def verdicts(device: str, done: Iterable[tuple[Case, Measurement]], preset: str = "targets") -> Content:
+    """Each target of a preset whose case was measured: its figure beside its bounds."""
     records = dict(done)
     return {
         "targets": [
@@ -107,7 +149,7 @@ def verdicts(device: str, done: Iterable[tuple[Case, Measurement]]) -> Content:
                 "dreamt": target.met(records[target.case], target.dream),
                 "record": list(records).index(target.case),
             }
-            for target in TARGETS[device]
+            for target in PRESETS[preset][device]
             if target.case in records
         ]
     }  # fmt: skip

@@ -63,7 +63,12 @@ def measure(
     dropout: Annotated[float, typer.Option(min=0.0, help="On the weights; the rival drops too.")] = 0.0,
     tf32: Annotated[bool, typer.Option("--tf32", help="Float32 products may round to tf32.")] = False,
     preset: Annotated[
-        str | None, typer.Option(help="`targets`: what has to be reached on this kind of device.", show_default=False)
+        str | None,
+        typer.Option(
+            help="`targets`: what has to be reached on this kind of device; `language`: causal scaled heads, and whole "
+            "layers with a gate and rotary positions beside a softmax layer in plain torch, compiled or not.",
+            show_default=False,
+        ),
     ] = None,
     output: RecordFile = None,
     plot: Plot = True,
@@ -87,15 +92,15 @@ def measure(
             )  # fmt: skip
     except ValueError as error:
         raise _fail(error, 2) from None
-    long = preset is not None and where.type == "cpu"  # few cases, one of them of 15 s
+    long = preset == "targets" and where.type == "cpu"  # few cases, one of them of 15 s
     runner = AttentionBench(where, repeats or settings["repeats"], budget=0.5 if quick else 60.0 if long else 3.0)
     bench.measure_and_show(
         ctx, cases, runner.measure, where, output,
         describe=lambda case: f"{case.mechanism}, {case.length}, {case.step}, {case.mode}",
-        tables=lambda content: [table.targets_table(content)] if preset else table.results_tables(content),
+        tables=lambda content: table.preset_tables(content) if preset else table.results_tables(content),
         legend=lambda content: f"{table.LEGEND}\n{table.ceilings_line(content)}",
         summary=lambda content: (
-            targets.verdicts(where.type, zip(cases, content["records"], strict=False)) if preset else {}
+            targets.verdicts(where.type, zip(cases, content["records"], strict=False), preset) if preset else {}
         ),
         first=lambda: runner.find_ceilings(cases), name=preset,
         picture=("plot", "targets_plot" if preset else "ratio_plot") if plot else None, targets_bind=bool(preset),
@@ -120,7 +125,8 @@ bench.app.command(
     help="Measure `primaldual.attention` against torch's fused softmax attention." + METHOD,
     epilog="**Examples**\n\n- `primaldual bench kernels --quick`"
     "\n\n- `primaldual bench kernels --lengths 1024,4096 --mechanisms sh,linear --causal`"
-    "\n\n- `primaldual bench kernels --preset targets` (exit status 1 if one is missed)",
+    "\n\n- `primaldual bench kernels --preset targets` (exit status 1 if one is missed)"
+    "\n\n- `primaldual bench kernels --preset language` (the same for layers of language models)",
 )(measure)
 bench.app.command(
     "layers",
@@ -133,11 +139,11 @@ bench.app.command(
 def _preset(ctx: typer.Context, preset: str, device: torch.device) -> list[Case]:
     from ..bench import targets
 
-    if preset != "targets":
-        raise ValueError(f"--preset must be targets, got {preset!r}")
+    if preset not in targets.PRESETS:
+        raise ValueError(f"--preset must be {' or '.join(targets.PRESETS)}, got {preset!r}")
     if others := [option for name, option, _ in bench.typed(ctx) if name not in PRESET_OPTIONS]:
-        raise ValueError(f"--preset targets sets what is measured; leave out {', '.join(others)}")
-    return targets.cases(device.type)
+        raise ValueError(f"--preset {preset} sets what is measured; leave out {', '.join(others)}")
+    return targets.cases(device.type, preset)
 
 
 def _grid(

@@ -27,4 +27,14 @@ class MadeOfInput(nn.Linear):
             self.bias.copy_(self.start.flatten())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(super().forward(x).unflatten(-1, self.start.shape).movedim(1, 2))
+        return self.function(self.affine(x))
+
+    def affine(self, x: Tensor) -> Tensor:
+        """What the function is taken of, in the same shape."""
+        return super().forward(x).unflatten(-1, self.start.shape).movedim(1, 2)
+
+    @property
+    def plain(self) -> bool:
+        """Whether calling it does no more than is said here: it is no subclass, and no hook looks on."""
+        hooks = (self._forward_hooks, self._forward_pre_hooks, self._backward_hooks, self._backward_pre_hooks)
+        return type(self) is MadeOfInput and not any(hooks)

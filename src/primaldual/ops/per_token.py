@@ -6,8 +6,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
+from ..kernels.gate import gating
+from ..kernels.launching import launches, traced
 from ..primal import Gated, PerToken, Primal
 from .checks import DTYPES
 
@@ -47,12 +50,30 @@ def gate(primal: Primal, tokens: Mapping[str, Tensor]) -> Tensor | None:
     return found.unsqueeze(-1) if found.dim() == 3 else found
 
 
-def gated(primal: Primal, out: Tensor, weights: Tensor | None, by: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Outputs times their gates, and weights times those of heads.
+def squashes(primal: Primal, x: Tensor) -> bool:
+    """Whether outputs are multiplied by the sigmoid of what a layer makes of x in one launch, which takes it as it is.
+
+    By exact type: the gates of a subclass may be another function. What is added beside them (h) may be one's own.
+    """
+    return (
+        type(primal.normalizer) is Gated
+        and not traced() and forward_ad._current_level < 0
+        and launches(x) and not x.is_meta and x.numel() > 0
+    )  # fmt: skip
+
+
+def gated(
+    primal: Primal, out: Tensor, weights: Tensor | None, by: Tensor, squashed: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs times their gates, and weights times those of heads; `squashed`: the gates are the sigmoids of `by`.
 
     Channels with gates of their own have the weights in common that are returned: the output is g ⊙ (weights @ v).
     """
     assert isinstance(primal.normalizer, Gated)
+    if squashed:
+        if weights is None and out.numel() and launches(out) and launches(by):
+            return gating.gated(out, by), None
+        by = by.sigmoid()
     if weights is not None and primal.normalizer.per == "head":
         weights = weights * by.to(weights.dtype)
     return out * by.to(out.dtype), weights

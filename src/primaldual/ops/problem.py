@@ -19,8 +19,9 @@ from ..kernels.kept import on_device
 from ..primal import PointMap, Primal, TrainingSet
 from ..primal.features import FeatureMap, Parameters
 from ..primal.shared_keys import check_groups, of_queries
-from . import checks, masks, per_token, shared_keys
+from . import checks, masks, per_token, rotary, shared_keys
 from .places import Start, first_of, start_of
+from .rotary import Places
 
 
 class UnsupportedError(ValueError):
@@ -242,8 +243,7 @@ def state(
         of_q = shared_keys.repeat_learned(primal, given, H, kv_heads, D)
     if primal.token_maps:
         hidden = key_hidden if left_padding else None
-        q_places, k_places = _places(primal, q.device, L, S, query_offset, hidden, first)
-        q, k = primal.on_tokens(q, q_places, of_q), primal.on_tokens(k, k_places, given)
+        q, k = rotary.on_tokens(primal, q, k, *_places(primal, q, L, S, query_offset, hidden, first), of_q, given)
     if primal.token_maps and key_hidden is not None:
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     stated = Problem(
@@ -257,17 +257,16 @@ def state(
 
 
 def _places(
-    primal: Primal, device: torch.device, queries: int, keys: int, offset: int, hidden: Tensor | None,
-    start: Start | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Where queries and keys stand in their sequences: [length], or [batch, length] where rows begin apart."""
-    of_q, of_k = torch.arange(queries, device=device) + offset, torch.arange(keys, device=device)
+    primal: Primal, q: Tensor, queries: int, keys: int, offset: int, hidden: Tensor | None, start: Start | None
+) -> tuple[Places, Places]:
+    """Where queries and keys stand in their sequences, which may begin apart."""
+    of_q, of_k = Places(offset, queries), Places(0, keys)
     if hidden is None or len(primal.mixing_maps) == len(primal.token_maps):
         return of_q, of_k
     if start is None:
         first = first_of(hidden.squeeze(1))
-        return of_q - first, of_k - first
-    return (of_q - start.first if start.queries is None else of_q), of_k
+        return of_q._replace(given=of_q.on(q.device) - first), of_k._replace(given=of_k.on(q.device) - first)
+    return (of_q._replace(given=of_q.on(q.device) - start.first) if start.queries is None else of_q), of_k
 
 
 def require(expansion: Expansion, *rewrites: type[Rewrite]) -> None:

@@ -43,7 +43,17 @@ class Rotary(PositionMap):
             raise ValueError(f"Rotary: fraction must be over 0 and at most 1, got {self.fraction!r}")
 
     def at(self, x: Tensor, positions: Tensor, parameters: Parameters) -> Tensor:
-        head_dim = x.shape[-1]
+        working = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = (t.to(working) for t in self.turns(positions, x.shape[-1]))
+        cos, sin = (t.unsqueeze(1) if t.dim() == 3 else t for t in (cos, sin))
+        half = cos.shape[-1]
+        one, other, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+        one, other = one.to(working), other.to(working)
+        turned = (one * cos - other * sin).to(x.dtype), (other * cos + one * sin).to(x.dtype)
+        return torch.cat([*turned, rest], dim=-1)
+
+    def turns(self, positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles at these places, [..., length] to [..., length, r/2], in float64."""
         half = int(self.fraction * head_dim / 2)
         if not half:
             raise ValueError(
@@ -51,16 +61,10 @@ class Rotary(PositionMap):
                 f"give a larger fraction or a larger head dimension"
             )
         # in float64: the angle of a late token has few digits left after the point in float32
-        wide = torch.float64 if x.device.type != "mps" else torch.float32
-        channel = torch.arange(half, device=x.device, dtype=wide)
-        angle = positions.to(wide).unsqueeze(-1) * self.base ** (-channel / half)  # [length, half], or one for each row
-        angle = angle.unsqueeze(1) if angle.dim() == 3 else angle
-        working = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = angle.cos().to(working), angle.sin().to(working)
-        one, other, rest = x.split([half, half, head_dim - 2 * half], dim=-1)
-        one, other = one.to(working), other.to(working)
-        turned = (one * cos - other * sin).to(x.dtype), (other * cos + one * sin).to(x.dtype)
-        return torch.cat([*turned, rest], dim=-1)
+        wide = torch.float64 if positions.device.type != "mps" else torch.float32
+        channel = torch.arange(half, device=positions.device, dtype=wide)
+        angle = positions.to(wide).unsqueeze(-1) * self.base ** (-channel / half)
+        return angle.cos(), angle.sin()
 
     def taps(self, head_dim: int) -> int:
         return 2  # cos and sin

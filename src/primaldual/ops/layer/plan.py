@@ -91,7 +91,7 @@ def attend(p: LayerProblem, known: dict[object, tuple[str, Expansion]]) -> tuple
     """
     if p.gate is None:
         return _attend(p, known)
-    return per_token.gated(p.layer.primal, *_attend(p, known), p.gate)
+    return per_token.gated(p.layer.primal, *_attend(p, known), p.gate, p.squashed)
 
 
 def _attend(p: LayerProblem, known: dict[object, tuple[str, Expansion]]) -> tuple[Tensor, Tensor | None]:

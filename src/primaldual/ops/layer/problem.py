@@ -63,6 +63,7 @@ class LayerProblem(NamedTuple):
     extra_values: Tensor | None = None
     query_offset: int = 0
     gate: Tensor | None = None  # [N, heads, L, 1 or head_dim], what the outputs are multiplied by, whatever the route
+    squashed: bool = False  # the gate is the sigmoid of that
 
     @property
     def primal(self) -> Primal:

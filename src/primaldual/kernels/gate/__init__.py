@@ -1,0 +1,1 @@
+"""Outputs times the sigmoid of what a layer makes of its input."""

@@ -1,0 +1,1 @@
+"""Rotary positions: queries and keys turned in one launch."""
