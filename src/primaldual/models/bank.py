@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d
+from torch.nn.functional import conv1d, pad, softplus
 
 from ..primal import Spec
 from ..primal._spec import check_count, is_number
@@ -34,6 +34,10 @@ class BankSizes(Spec):
             sees shapes alone, never the level of a series.
         windows: share of the prototypes that are windows of training series; the others are random.
         instance: whether each series is standardised by itself, on top of its channels.
+        segments: parts of equal length that a series is divided into, (1, 2, 4) for the whole, halves and quarters: the
+            mean attention weight in each is a feature, so that it is known when a series was like a prototype.
+        energy: whether the mean of log h is a feature, too: how near windows are, not only which share of them.
+        differences: whether what changes from step to step is as many channels more.
     """
 
     prototypes: int = 4096
@@ -43,19 +47,30 @@ class BankSizes(Spec):
     level: float = 0.0
     windows: float = 0.0
     instance: bool = False
+    segments: tuple[int, ...] = (1,)
+    energy: bool = False
+    differences: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))
+        for name in ("widths", "segments"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("prototypes", "biases"):
             check_count("BankSizes", name, getattr(self, name))
         if not self.widths or any(not isinstance(w, int) or w < 3 or w % 2 == 0 for w in self.widths):
             raise ValueError(f"BankSizes: widths must be odd numbers of steps of at least 3, got {self.widths!r}")
+        if not self.segments or any(not isinstance(n, int) or n < 1 for n in self.segments):
+            raise ValueError(f"BankSizes: segments must be numbers of parts, such as (1, 2, 4), got {self.segments!r}")
         if not is_number(self.windows) or not 0 <= self.windows <= 1:
             raise ValueError(f"BankSizes: windows must be a share in [0, 1], got {self.windows!r}")
         if not is_number(self.level) or not 0 <= self.level < math.inf:
             raise ValueError(f"BankSizes: level must be a number of at least 0, got {self.level!r}")
         if not is_number(self.scale) or not 0 < self.scale < math.inf:
             raise ValueError(f"BankSizes: scale must be a positive number, got {self.scale!r}")
+
+    @property
+    def features(self) -> int:
+        """Of each prototype."""
+        return self.biases * sum(self.segments) * (2 if self.energy else 1)
 
 
 class PrototypeBank(nn.Module):
@@ -94,7 +109,7 @@ class PrototypeBank(nn.Module):
         few = torch.randperm(len(series), generator=generator)[:DRAWN]
         x = series.cpu()[few].float()
         hidden = None if padding is None else padding.cpu()[few]
-        x = (standardised(x, hidden) if sizes.instance else x).transpose(1, 2)
+        x = _channels(x, hidden, sizes)
         steps = series.shape[1] if padding is None else int((~padding).sum(1).float().mean())
         places = [(width, 2**i) for width in sizes.widths for i in range(_dilations(steps, width))]
         each = -(-sizes.prototypes // len(places))
@@ -116,23 +131,50 @@ class PrototypeBank(nn.Module):
 
     @torch.no_grad()
     def forward(self, series: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Features [batch, prototypes · biases].
+        """Features [batch, prototypes · biases · segments], as often again with the energy.
 
         Args:
             series: [batch, length, channels], 0 at padded steps.
             padding: [batch, length], True after the end of a series.
         """
-        x = (standardised(series, padding) if self.sizes.instance else series).transpose(1, 2)
-        count = x.shape[2] if padding is None else (~padding).sum(1, keepdim=True)
+        x, over = _channels(series, padding, self.sizes), _segments(series, padding, self.sizes.segments)
         found = []
         for i, dilation in enumerate(self.dilations):
             kernel, thresholds = self.get_buffer(f"kernel_{i}"), self.get_buffer(f"threshold_{i}")
             scores = conv1d(x, self.sizes.scale * kernel, padding=dilation * (kernel.shape[-1] // 2), dilation=dilation)
-            if padding is not None:
-                scores.masked_fill_(padding.unsqueeze(1), -math.inf)  # of weight 0
             for threshold in self.sizes.scale * thresholds.T:
-                found.append((scores - threshold[:, None]).sigmoid_().sum(-1) / count)
+                above = scores - threshold[:, None]
+                if self.sizes.energy:
+                    found.append((softplus(above) @ over).flatten(1) / self.sizes.scale)
+                found.append((above.sigmoid_() @ over).flatten(1))
         return torch.cat(found, 1)
+
+
+def _channels(series: Tensor, padding: Tensor | None, sizes: BankSizes) -> Tensor:
+    """What prototypes are compared with, [batch, channels, length]: 0 at padded steps."""
+    x = (standardised(series, padding) if sizes.instance else series).transpose(1, 2)
+    if not sizes.differences:
+        return x
+    change = pad(x.diff(dim=2), (1, 0))
+    if padding is not None:
+        change = change.masked_fill(padding.unsqueeze(1), 0.0)
+    return torch.cat([x, change], 1)
+
+
+def _segments(series: Tensor, padding: Tensor | None, parts: tuple[int, ...]) -> Tensor:
+    """Weights whose sums over steps are means over parts of a series' own length, [batch or 1, length, parts].
+
+    A part of a series that has fewer steps than parts is the step that stands there.
+    """
+    steps = torch.arange(series.shape[1], device=series.device, dtype=torch.float64)[:, None]
+    lengths = steps.new_full((1,), len(steps)) if padding is None else (~padding).sum(1).clamp(min=1).double()
+    found = []
+    for many in parts:
+        first = (torch.arange(many, device=series.device) * lengths[:, None, None] / many).floor()
+        after = ((torch.arange(many, device=series.device) + 1) * lengths[:, None, None] / many).ceil()
+        inside = (steps >= first) & (steps < after)
+        found.append(inside.double() / inside.sum(1, keepdim=True))
+    return torch.cat(found, 2).to(series.dtype)
 
 
 def _dilations(steps: int, width: int) -> int:

@@ -163,7 +163,7 @@ def solved(data: Dataset, sizes: BankSizes, seed: int, device: torch.device) -> 
     """A bank, the values of its prototypes, and the temperature under which left-out cases are most likely."""
     x, padding, y = series_tensors(data.train, torch.float32, device)
     assert x is not None and y is not None
-    fewer = max(LEAST, FEATURES // (len(x) * sizes.biases))
+    fewer = max(LEAST, FEATURES // (len(x) * sizes.features))
     bank = PrototypeBank.drawn(replace(sizes, prototypes=min(sizes.prototypes, fewer)), x, padding, seed)
     features = _features(bank, x, padding)
     y = y.cpu()
