@@ -11,8 +11,8 @@ import torch
 from primaldual import attention
 from primaldual.kernels.gate import gating
 from primaldual.kernels.rotary import turning
-from primaldual.ops import rotary
-from primaldual.ops.rotary import Places
+from primaldual.ops import rotary, token_maps
+from primaldual.ops.places import Places
 from primaldual.primal import Primal, Rotary
 from support.interpreter import child_process, on_cpu
 
@@ -58,8 +58,8 @@ def test_queries_and_keys_are_turned_as_the_map_says(shape, dtype):
         (Places(offset, queries, apart[:, :queries] + offset), Places(0, keys, apart)),
     ):
         leaves = [x.detach().requires_grad_() for x in (q, k)]
-        assert rotary.turns(map_, *leaves)
-        found = rotary.on_tokens(Primal(inputs=(map_,)), *leaves, q_places, k_places, {}, {})
+        assert all(token_maps.launched(x) for x in leaves)
+        found = token_maps.on_tokens(Primal(inputs=(map_,)), *leaves, q_places, k_places, {}, {})
         exact = [x.detach().double().requires_grad_() for x in (q, k)]
         wanted = [map_.at(x, at.on(x.device), {}) for x, at in zip(exact, (q_places, k_places), strict=True)]
         ups = [torch.randn_like(x) for x in found]

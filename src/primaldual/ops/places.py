@@ -12,6 +12,7 @@ are not looked at, which would wait for the device; a CPU looks, and leaves out 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,18 @@ from torch.nn.functional import pad
 
 from ..dual.form import form_of, places_of
 from ..primal import Primal
+
+
+class Places(NamedTuple):
+    """Where tokens stand: one after the other from `first` on, or as given, [batch, length]."""
+
+    first: int
+    length: int
+    given: Tensor | None = None
+
+    def on(self, device: torch.device) -> Tensor:
+        """[length], or [batch, length]."""
+        return torch.arange(self.length, device=device) + self.first if self.given is None else self.given
 
 
 @dataclass(frozen=True)

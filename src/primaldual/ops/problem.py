@@ -19,9 +19,8 @@ from ..kernels.kept import on_device
 from ..primal import PointMap, Primal, TrainingSet
 from ..primal.features import FeatureMap, Parameters
 from ..primal.shared_keys import check_groups, of_queries
-from . import checks, masks, per_token, rotary, shared_keys
-from .places import Start, first_of, start_of
-from .rotary import Places
+from . import checks, masks, per_token, shared_keys, token_maps
+from .places import Places, Start, first_of, start_of
 
 
 class UnsupportedError(ValueError):
@@ -243,7 +242,7 @@ def state(
         of_q = shared_keys.repeat_learned(primal, given, H, kv_heads, D)
     if primal.token_maps:
         hidden = key_hidden if left_padding else None
-        q, k = rotary.on_tokens(primal, q, k, *_places(primal, q, L, S, query_offset, hidden, first), of_q, given)
+        q, k = token_maps.on_tokens(primal, q, k, *_places(primal, q, L, S, query_offset, hidden, first), of_q, given)
     if primal.token_maps and key_hidden is not None:
         k = k.masked_fill(key_hidden.unsqueeze(-1), 0.0)
     stated = Problem(

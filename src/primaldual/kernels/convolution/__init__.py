@@ -1,0 +1,1 @@
+"""Depth-wise convolutions along the tokens, and the gradients of their taps."""
