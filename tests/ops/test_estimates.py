@@ -6,6 +6,8 @@ import torch
 from primaldual import mechanism
 from primaldual.dual import Expansion
 from primaldual.kernels.cudnn import beside as parallel
+from primaldual.kernels.ragged import layout as layouts
+from primaldual.kernels.ragged import work as ragged_work
 from primaldual.ops import block_sparse
 from primaldual.ops.block_sparse import Problem
 from primaldual.ops.estimates import CPU, H200, TRAINING, Sizes, device_of, estimate, sizes_of
@@ -225,3 +227,22 @@ def test_other_gpus_scale_by_their_processors(monkeypatch: pytest.MonkeyPatch) -
     Properties.name, Properties.multi_processor_count = "NVIDIA H200", 132
     assert device_of(torch.device("cuda", 0)) is H200
     assert device_of(torch.device("cpu")) is CPU
+
+
+def test_causal_work_begins_with_what_sees_most() -> None:
+    scales, length = (1, 1, 2, 4), 512
+    layout = layouts.pooled(scales, 2, length, 64, 64)
+    found = ragged_work.work(layout, 2, length, 64, torch.bfloat16, True, torch.device("cpu"))
+
+    def points(row: int, end: int) -> int:
+        return -(-min(end, length) // layout[row].window)
+
+    seen = [points(row, (m + 1) * found.tile.rows) for _, row, _, m in found.forward.tolist()]
+    assert seen == sorted(seen, reverse=True) and len(seen) == 2 * len(scales) * -(-length // found.tile.rows)
+    tile, pairs = found.back.tile, []
+    for kind, row, _, block in found.back.tasks.tolist():
+        if kind == ragged_work.KEYS:
+            pairs.append(4 * tile.key_columns * (length - block * tile.key_columns * layout[row].window))
+        else:
+            pairs.append(3 * tile.query_rows * points(row, (block + 1) * tile.query_rows))
+    assert pairs == sorted(pairs, reverse=True)

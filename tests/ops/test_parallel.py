@@ -12,11 +12,12 @@ from primaldual import attention, mechanism
 from primaldual.dual import Expansion
 from primaldual.kernels.cudnn import attention as cudnn
 from primaldual.kernels.cudnn import beside as parallel
+from primaldual.kernels.cudnn import causal
 from primaldual.kernels.cudnn.beside import divide
 from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
 from primaldual.kernels.ragged.passes import Shift, place_three, sum_rows
-from primaldual.ops import mixed
+from primaldual.ops import UnsupportedError, mixed
 from primaldual.ops.estimates import H200, estimate, sizes_of
 from primaldual.ops.plan import execute
 from primaldual.ops.problem import Problem
@@ -148,6 +149,37 @@ def test_log_sum_exps_as_they_lie_and_copied(name: str, strided: bool, monkeypat
     monkeypatch.setattr(cudnn, "STRIDED", strided)
     check(PRIMALS[name], (21, 48, 16, 24), torch.float16, impl="mixed", heads=len(SCALES), batch=2)
     assert seen == [48, 24, 12]
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("scales", "length", "dims"),
+    [((1, 1, 2, 4), 48, (16, 16)), ((1, 8, 8), 37, (16, 24)), ((1, 2), 1, (8, 8))],
+    ids=["whole", "uneven", "one token"],
+)  # fmt: skip
+def test_causal_heads_over_tokens_go_through_cudnn_and_those_over_windows_through_ours(
+    scales: tuple, length: int, dims: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = stand_in(monkeypatch, [])
+    for module, name in ((causal, "QUERIES"), (parallel, "NARROW")):
+        monkeypatch.setattr(module, name, 0)
+    primal = mechanism("sh", scales=scales)
+    check(primal, (length, length, *dims), torch.float16, impl="mixed", heads=len(scales), batch=2, is_causal=True)
+    assert seen == [length]
+
+
+@pytest.mark.parametrize(
+    ("name", "scales", "keys", "reason"),
+    [
+        ("bn+sh", (1, 2), 64, "a mean for each query"), ("sh", (2, 4), 64, "over the tokens themselves"),
+        ("sh", (1, 2), 65, "as many queries as keys"), ("sh", (1, 3), 64, "no running means of windows of 3"),
+        ("sh", (1, 2), 64, "are not the faster ones"),
+    ],
+)  # fmt: skip
+def test_causal_heads_that_are_left_to_others(name: str, scales: tuple, keys: int, reason: str) -> None:
+    q, k = (torch.randn(1, 2, length, 64, dtype=torch.bfloat16) for length in (64, keys))
+    with pytest.raises(UnsupportedError, match=reason):
+        attention(q, k, k, mechanism(name, scales=scales), is_causal=True, impl="mixed")
 
 
 def thirds(heads: int, length: int, packed: bool) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ from torch import nn
 from primaldual import Primal, attention, mechanism
 from primaldual.kernels.cudnn import attention as cudnn
 from primaldual.kernels.cudnn import beside as parallel
+from primaldual.kernels.cudnn import causal
 from primaldual.nn import TransformerEncoderLayer
 from primaldual.training.capture import step_graph
 from support.battery import relative_error
@@ -42,6 +43,32 @@ def test_equals_the_reference(name: str, dtype: torch.dtype, calls: list) -> Non
     for shape in ((512, 512, 16, 16), (100, 60, 64, 64), (1000, 1000, 16, 16), (200, 192, 64, 64)):
         check(PRIMALS[name], shape, dtype, impl="mixed", heads=len(SCALES), batch=2, device="cuda")
     assert calls == [512, 256, 128, 60, 1000, 500, 250, 96]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_causal_heads_equal_the_reference(dtype: torch.dtype, monkeypatch) -> None:
+    monkeypatch.setattr(causal, "QUERIES", 1)
+    monkeypatch.setattr(parallel, "NARROW", 8)
+    for length, dim in ((256, 64), (100, 16), (513, 128)):
+        shape, heads = (length, length, dim, dim), len(SCALES)
+        check(PRIMALS["sh"], shape, dtype, impl="mixed", heads=heads, batch=2, device="cuda", is_causal=True)
+
+
+def test_captured_causal_heads_are_those_of_the_eager_call() -> None:
+    q, k, v = (torch.randn(2, 4, 1024, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    step = lambda: torch.autograd.grad(  # noqa: E731
+        attention(q, k, v, PRIMALS["sh"], is_causal=True, impl="mixed").float().square().sum(), (q, k, v)
+    )
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        expected = [step() for _ in range(2)][-1]
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    graph.replay()
+    assert all(relative_error(a, b) < ROUNDING for a, b in zip(found, expected, strict=True))
 
 
 def tensors(length: int = 120) -> list[torch.Tensor]:

@@ -283,13 +283,17 @@ def _pass(sizes: Sizes) -> float:
 def _mixed(sizes: Sizes) -> _Count:
     """Ours forward; backward three kernels of cuDNN's for a long group and one that puts in place, beside ours.
 
+    Causal heads over the tokens themselves are cuDNN's both ways.
+
     Re-centring adds a sum over rows. Ours, and cuDNN's where it must, come after a copy of their log-sum-exps.
     """
     ours, efficiency = _ragged(sizes), sizes.device.efficiencies["mixed"]
     if not sizes.backward:
         return ours._replace(launches=ours.launches + 1)  # the same, and of equals ours is to be taken
-    busy = _attention(sizes, sizes.points, efficiency.row, efficiency.narrowest)
+    busy = _attention(sizes, sizes.points * (0.5 if sizes.causal else 1.0), efficiency.row, efficiency.narrowest)
     groups = len(sizes.groups)
+    if sizes.causal:  # forward cuDNN's and a copy beside our two; three of its kernels and a copy beside our two, back
+        return ours._replace(efficiency="mixed", launches=4, back=6 + (not cudnn.STRIDED), parts=2, busy=busy)
     each = 4 + sizes.maps + (not cudnn.STRIDED)
     back = each * sizes.long + (ours.back + 1 if sizes.long < groups else 0)
     return ours._replace(efficiency="mixed", back=back, parts=groups, busy=busy)

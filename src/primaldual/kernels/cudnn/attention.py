@@ -56,32 +56,39 @@ def refusal(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> str | None:
     return None if usable(q, k, v) else "cuDNN's attention does not take these tensors"
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> tuple[Tensor, Tensor]:
     """Softmax attention by cuDNN: outputs, which lie as the queries do, and log-sum-exps [B, H, L, 1]."""
     if (steps := notes()) is None:
-        found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, False, False)
+        found = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, is_causal, False)
         return found[0], found[1]
+    _check_noted(is_causal)
     out, lse = torch.empty_like(q), q.new_empty(*q.shape[:3], 1, dtype=torch.float32)
     steps.append(Fused(q, k, v, out, lse))
     return out, lse
 
 
 def fused_back(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values. The output's must lie as the output does."""
     if (steps := notes()) is None:
         seed = torch.empty(1, dtype=torch.int64, device=q.device)  # of no dropout
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            grad, q, k, v, out, lse, seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, False
+            grad, q, k, v, out, lse, seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, is_causal
         )
+    _check_noted(is_causal)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     steps.append(FusedBack(grad, q, k, v, out, lse, dq, dk, dv))
     return dq, dk, dv
 
 
+def _check_noted(is_causal: bool) -> None:
+    if is_causal:
+        raise NotImplementedError("the compiled part has no causal call of cuDNN's attention")
+
+
 def by_cudnn(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the queries, keys and values of one group, from our outputs and log-sum-exps [B, H, L].
 
@@ -91,12 +98,14 @@ def by_cudnn(
     as_it_lies = STRIDED and lse.data_ptr() % 16 == 0
     grad, q, k, v, out, lse = (x.transpose(0, 1) for x in (grad, q, k, v, out, lse))
     lse = (lse if as_it_lies else lse.contiguous()).unsqueeze(3)
-    q = _told_apart(grad, q, k, v, out, lse)
-    dq, dk, dv = fused_back(grad, q, k, v, out, lse)
+    q = _told_apart(grad, q, k, v, out, lse, is_causal)
+    dq, dk, dv = fused_back(grad, q, k, v, out, lse, is_causal)
     return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1)
 
 
-def _told_apart(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+def _told_apart(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool
+) -> Tensor:  # fmt: skip
     """The queries; or a copy, where cuDNN cannot read 16 bytes at a time or would run them by another call's plan.
 
     torch keeps cuDNN's plan of a backward pass by the shapes and strides of q, k and v, although the plan holds the
@@ -106,7 +115,7 @@ def _told_apart(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse:
     others = tuple((x.stride(), x.data_ptr() % 16 == 0) for x in (grad, k, v, out, lse))
 
     def fits(strides: tuple[int, ...]) -> bool:
-        key = q.device, q.dtype, q.shape, strides, k.shape, k.stride(), v.shape, v.stride()
+        key = q.device, q.dtype, q.shape, strides, k.shape, k.stride(), v.shape, v.stride(), is_causal
         return _plans.setdefault(key, others) == others
 
     readable = q.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in q.stride()[:3])

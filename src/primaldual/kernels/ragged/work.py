@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Sequence
+from itertools import product
 from types import ModuleType
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ..kept import on_device
 from ..launching import MULTIPROCESSORS, block_of
-from .layout import Layout, table_of
+from .layout import HeadLayout, Layout, table_of
 
 
 class Tiles(NamedTuple):
@@ -100,6 +101,8 @@ def work(
     tile = tiles(widest, dtype, queries)
     blocks = -(-queries // tile.rows)
     order = [(0, row, b, m) for row in range(len(layout)) for b in range(batch) for m in range(blocks)]
+    if causal:  # what sees most first; else layouts have the longest heads first
+        order.sort(key=lambda task: -_seen(layout[task[1]], (task[3] + 1) * tile.rows))
 
     def put(data: Sequence[tuple[int, ...]]) -> Tensor:
         return torch.tensor(data, dtype=torch.int32).reshape(len(data), -1).to(device)
@@ -152,13 +155,21 @@ def _order(
             if sweep:
                 back.append((key_blocks, (SWEEP, row, b, 0)))
                 continue
-            back += [(cost * tile.key_columns * queries, (kind, row, b, n)) for n in range(key_blocks)]
+            for n in range(key_blocks):
+                before = n * tile.key_columns * head.window if causal else 0  # queries that see none of these
+                back.append((cost * tile.key_columns * max(0, queries - before), (kind, row, b, n)))
     for row, head in enumerate(layout):
         if not (whole[row] or sweep or adding):
-            cost = 3 * tile.query_rows * head.points
-            back += [(cost, (QUERIES, row, b, m)) for b in range(batch) for m in range(back_blocks)]
+            for b, m in product(range(batch), range(back_blocks)):
+                points = _seen(head, (m + 1) * tile.query_rows) if causal else head.points
+                back.append((3 * tile.query_rows * points, (QUERIES, row, b, m)))
     back.sort(key=lambda item: -item[0])
     return tile, [task for _, task in back]
+
+
+def _seen(head: HeadLayout, end: int) -> int:
+    """Points that a causal query before token `end` may see."""
+    return min(head.points, -(-end // head.window))
 
 
 def _sweeps_keep_busy(batch: int, points: Sequence[int]) -> bool:
