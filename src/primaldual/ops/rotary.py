@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..kernels.kept import on_device
-from ..kernels.launching import launches, power_of_2, traced
+from ..kernels.launching import launches, power_of_2, refusal_of_device, refusal_of_dtype, traced
 from ..kernels.rotary.turning import turned
 from ..primal import Primal, Rotary
 from ..primal.features import Parameters
@@ -55,6 +55,24 @@ def turns(map_: object, q: Tensor, k: Tensor) -> bool:
         and not traced() and forward_ad._current_level < 0
         and launches(q) and launches(k) and not q.is_meta and q.numel() > 0 and k.numel() > 0
     )  # fmt: skip
+
+
+def alone(primal: Primal) -> bool:
+    """Whether tokens are mapped by rotary positions and nothing else."""
+    return len(primal.token_maps) == 1 and type(primal.token_maps[0]) is Rotary
+
+
+def map_of(primal: Primal) -> Rotary:
+    """The map of a primal whose tokens have rotary positions alone."""
+    (map_,) = primal.token_maps
+    assert type(map_) is Rotary
+    return map_
+
+
+def refusal(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the kernel does not turn tokens of this dtype here; None where it does."""
+    reason = refusal_of_dtype(dtype) or refusal_of_device(device)
+    return None if reason is None else f"the kernel that turns {reason}"
 
 
 def table(map_: Rotary, head_dim: int, places: Places, device: torch.device) -> Tensor:
