@@ -20,6 +20,7 @@ RUNS = {
     "unpooled": ("sh", "bn+sh"),
     "grouped": ("sh", "bn+sh"),
     "grouped_mixed": ("sh", "bn+sh"),
+    "rotary": ("softmax", "bn", "bn+sh"),
 }
 """For every route mechanisms that make use of all the identities that it knows."""
 
@@ -50,7 +51,10 @@ def bound(kernels: list[Called], monkeypatch: pytest.MonkeyPatch) -> list[Expans
 
 def layer_of(name: str, route: str) -> MultiheadAttention:
     options = {"scales": SCALES} if "sh" in name else {}
-    return make(mechanism(name, **options, **({"stride": 3} if name.startswith("sparse") else {})), impl=route)
+    return make(
+        mechanism(name, rotary=route == "rotary", **options, **({"stride": 3} if name.startswith("sparse") else {})),
+        impl=route,
+    )
 
 
 def stated(layer: MultiheadAttention, x: torch.Tensor) -> LayerProblem:

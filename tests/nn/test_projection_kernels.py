@@ -155,8 +155,8 @@ def test_one_buffer_holds_all_that_is_attended_to():
 @on_cpu
 def test_gradients_of_tokens_are_handed_on_without_a_copy(monkeypatch):
     kept = []
-    together = unpooled._together
-    monkeypatch.setattr(unpooled, "_together", lambda given: kept.append((given[0], together(given))) or kept[-1][1])
+    together = unpooled.together
+    monkeypatch.setattr(unpooled, "together", lambda given: kept.append((given[0], together(given))) or kept[-1][1])
     layer = MultiheadAttention(E, H, batch_first=True, mechanism=LAYERS["bn+sh"], impl="unpooled")
     x = torch.randn(3, 21, E, requires_grad=True)
     layer(x, x, x, need_weights=False)[0].sum().backward()

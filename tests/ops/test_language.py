@@ -304,7 +304,7 @@ def test_a_field_that_a_part_was_given_since_is_written_down_where_it_is_used() 
 def test_executors_without_such_a_form_refuse_with_the_reason() -> None:
     q, k, v = (x.float() for x in tensors())
     for name, impl, reason in (
-        ("forget", "ragged", "no gradient for a bias on keys"),
+        ("forget", "recentred", "softmax heads"),
         ("gaussian", "recentred", "softmax heads"),
         ("sink", "mixed", "softmax heads"),
     ):

@@ -22,7 +22,7 @@ from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
 from primaldual.kernels.ragged.layout import HeadLayout
 from primaldual.ops import UnsupportedError, plan
-from primaldual.primal import Exponential, KernelSum, Sparse
+from primaldual.primal import Exponential, Gaussian, KernelSum, Sparse
 from support.battery import HEADS, PRIMALS
 from support.interpreter import HOPPER, ON_CPU, child_process, on_cpu
 from support.ragged import adding_up, check, kept, replayed, sweeping
@@ -40,12 +40,20 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * HOPPER
 TAKEN = [
     name
     for name, primal in PRIMALS.items()
-    if type(primal.features) is Exponential
-    and isinstance(primal.normalizer, KernelSum)
-    and primal.weights is None
+    if type(primal.features) in (Exponential, Gaussian)
+    and isinstance(primal.ungated.normalizer, KernelSum)
+    and name != "gaussian-sink"  # refused
     and not isinstance(primal.training_set, Sparse)
 ]
-NOT_CAUSAL = ("sh-prefix", "sink-one", "bn-then-rms", "bn-full", "bn-full+sh")  # refused: see the errors below
+NOT_CAUSAL = (
+    "sh-prefix",
+    "forget-sh",
+    "sink-one",
+    "bn-then-rms",
+    "bn-full",
+    "bn-full+sh",
+    "gaussian-sh",
+)  # refused: see the errors below
 CAUSAL = [name for name in TAKEN if not PRIMALS[name].causal_refusal(HEADS) and name not in NOT_CAUSAL]
 UNSORTED = mechanism("bn+sh", learnable=True, scales=(4, 1, 2, 1))
 TWO = mechanism("bn+sh", scales=(2, 1))
@@ -325,10 +333,11 @@ def swept(monkeypatch) -> Iterator[None]:
         (PRIMALS["softmax"], (128, 256, 8, 5), {}),
         (UNSORTED, (41, 150, 8, 8), {}),
         (UNSORTED, (33, 150, 5, 16), {"mask": "bias"}),
+        (UNSORTED, (33, 150, 8, 8), {"mask": "learned bias"}),
         (PRIMALS["softmax"], (20, 270, 8, 8), {"mask": "padding", "batch": 2}),
         (PRIMALS["bn-learned"], (65, 140, 16, 8), {"mask": "padding"}),
     ],
-    ids=["softmax", "whole blocks", "bn+sh", "bn+sh bias", "padding", "bn padding"],
+    ids=["softmax", "whole blocks", "bn+sh", "bn+sh bias", "learned bias", "padding", "bn padding"],
 )
 def test_a_sweep_over_several_blocks(primal: Primal, shape: tuple, others: dict) -> None:
     check(primal, shape, torch.float16, heads=4, **others)
@@ -594,11 +603,6 @@ q = torch.randn(1, 4, 6, 8)
             UnsupportedError,
             r"unpooled prefix",
         ),
-        (
-            lambda: attention(q, q, q, "bn", impl="ragged", key_padding_mask=torch.zeros(1, 6, requires_grad=True)),
-            UnsupportedError,
-            r"no gradient for a bias",
-        ),
         (lambda: attention(q, q, q, PRIMALS["bn-then-rms"], impl="ragged", is_causal=True), UnsupportedError, "last"),
         (
             lambda: attention(q, q, q, PRIMALS["bn-full"], impl="ragged", is_causal=True),
@@ -612,13 +616,39 @@ def test_an_error_in_place_of_wrong_numbers(call, kind: type[Exception], says: s
         call()
 
 
+BIASED = {
+    "softmax": mechanism("softmax"),
+    "scaled": mechanism("sh", scales=(1, 2, 2, 4)),
+    "pooled with a learned kernel": mechanism("sh", how="conv", scales=(1, 2, 2, 1)),  # which has a share in it
+}
+
+
 @on_cpu
-def test_a_bias_that_is_pooled_with_a_learned_kernel_is_refused() -> None:
-    """The kernel's gradient would have a share from the bias."""
-    primal = mechanism("sh", how="conv", scales=(1, 2, 2, 1))
-    learned = {n: x.requires_grad_() for n, x in primal.learned(4, 8).items()}
-    with pytest.raises(UnsupportedError, match="no gradient for a bias"):
-        attention(q, q, q, primal, key_padding_mask=torch.ones(1, 6), parameters=learned, impl="ragged")
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_on_keys_has_a_gradient(name: str, is_causal: bool) -> None:
+    if is_causal and BIASED[name].causal_refusal(4):
+        pytest.skip("no causal form")
+    for length in (21, 150):  # points in one block, or in several
+        shape = (length, length, 16, 8)
+        check(BIASED[name], shape, torch.float32, heads=4, mask="learned bias", is_causal=is_causal, batch=2)
+
+
+@on_cpu
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+def test_a_bias_has_a_gradient_where_weights_are_dropped(is_causal: bool) -> None:
+    with replayed(BIASED["scaled"], 4, 11, is_causal):
+        check(
+            BIASED["scaled"], (37, 37, 16, 16), torch.float32, heads=4, dropout_p=0.3, mask="learned bias",
+            is_causal=is_causal,
+        )  # fmt: skip
+
+
+@on_cpu
+@pytest.mark.parametrize("adding", [(), (32, 128, 4, 3, 0)], ids=["in blocks", "adding up"])
+def test_a_bias_has_a_gradient_in_every_form_of_the_way_back(adding: tuple) -> None:
+    with adding_up(*adding):
+        check(BIASED["softmax"], (70, 300, 16, 16), torch.float16, heads=4, mask="learned bias")
 
 
 @pytest.mark.skipif(ON_CPU, reason="the interpreter runs on a CPU")

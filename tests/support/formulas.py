@@ -13,11 +13,13 @@ from primaldual.kernels.cudnn import attention as cudnn
 from primaldual.kernels.cudnn import beside
 from primaldual.kernels.cudnn.recentred import RecentredAttention
 from primaldual.kernels.native import layers as compiled
+from primaldual.kernels.projection import turned as projection
 from primaldual.kernels.projection.grouped import Groups
 from primaldual.kernels.ragged import limits
 from primaldual.kernels.ragged.layout import HeadLayout
-from primaldual.ops import ragged
+from primaldual.ops import ragged, rotary
 from primaldual.ops.layer import scaled
+from primaldual.primal import Rotary
 
 
 class Called(NamedTuple):
@@ -81,6 +83,26 @@ def in_place_of_kernels(patch: pytest.MonkeyPatch) -> list[Called]:
         )
         return attend(q, k, v, of(groups.heads, factor, beta) if recentres else None, groups.scales)
 
+    def turned(
+        x: Tensor, weight: Tensor, bias: Tensor | None, gate: None, q_table: Tensor, k_table: Tensor, heads: int
+    ) -> tuple[Tensor, ...]:
+        q, k, v = (
+            part.unflatten(-1, (heads, -1)).transpose(1, 2)
+            for part in torch.nn.functional.linear(x, weight, bias).chunk(3, -1)
+        )
+
+        def turn(one: Tensor, table: Tensor) -> Tensor:
+            (a, b), (cos, sin) = one.chunk(2, -1), table.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        return turn(q, q_table), turn(k, k_table), v
+
+    def table(map_: Rotary, head_dim: int, places: rotary.Places, device: torch.device) -> Tensor:
+        return torch.cat(map_.turns(places.on(device), head_dim), -1).unsqueeze(0)
+
+    patch.setattr(rotary, "refusal", lambda *given: None)
+    patch.setattr(rotary, "table", table)
+    patch.setattr(projection, "project", turned)
     patch.setattr(limits, "refusal", lambda *given: None)
     patch.setattr(cudnn, "refusal", lambda *given: None)
     patch.setattr(cudnn, "usable", lambda *given: True)

@@ -50,14 +50,21 @@ def run(
     up = draw(batch, heads, L, C)
     hide = torch.rand(batch, S, generator=generator) < 0.4
     hide[0, : S if batch > 1 else S // 2] = True  # nothing to see for a batch, or for the first causal queries
-    padding = {"none": None, "padding": hide.to(device), "bias": None}[mask]
-    if mask == "bias":
+    padding = {"none": None, "padding": hide.to(device)}.get(mask)
+    if mask in ("bias", "learned bias"):
         padding = draw(batch, S).masked_fill(hide.to(device), -torch.inf)
     sizes = _terms(**leaves, up=up)
     learned = {}
     for name, start in primal.learned(heads, D).items():
         learned[name] = start.to(device, dtype) + 0.3 * draw(*start.shape)
-    leaves = {name: x.requires_grad_() for name, x in (leaves | learned).items()}
+    for name, part in primal.made(heads, C).items():
+        tokens = L if part.of == "query" else S
+        start = part.start.to(device, dtype)[:, None]
+        learned[name] = part.function(start + draw(batch, heads, tokens, *part.start.shape[1:])).to(dtype)
+    leaves = {name: x.detach().requires_grad_() for name, x in (leaves | learned).items()}
+    if mask == "learned bias":
+        assert padding is not None
+        leaves["bias"] = padding = padding.requires_grad_()
     out = attention(
         leaves["q"], leaves["k"], leaves["v"], primal,
         key_padding_mask=padding, is_causal=is_causal, dropout_p=dropout_p, impl=impl,

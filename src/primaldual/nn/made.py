@@ -27,11 +27,7 @@ class MadeOfInput(nn.Linear):
             self.bias.copy_(self.start.flatten())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.affine(x))
-
-    def affine(self, x: Tensor) -> Tensor:
-        """What the function is taken of, in the same shape."""
-        return super().forward(x).unflatten(-1, self.start.shape).movedim(1, 2)
+        return self.function(super().forward(x).unflatten(-1, self.start.shape).movedim(1, 2))
 
     @property
     def plain(self) -> bool:

@@ -264,24 +264,25 @@ class MultiheadAttention(nn.Module):
         mask = self._mask_by_head(attn_mask, x, of_key)
         self._check_mixing(mask, is_causal, query_offset)
         fixed = {n: getattr(self, f"feature_{n}") for n in self.primal.features.fixed}
-        tokens, squashed = self._of_tokens(x, of_key)
+        squash = self._squash(x)
+        tokens = {
+            n: made(x if made.of == "query" else of_key)
+            for n, made in self.made.items()
+            if squash is None or n != "gate"
+        }
         gates = {n: tokens.pop(n) for n in ("gate",) if n in tokens}
         return layer.LayerProblem(
             self, x, of_key, of_value, *paddings, mask, is_causal, self.dropout if self.training else 0.0,
             dict(self.learned.items()) | fixed | tokens, need_weights, *self._extra_keys_and_values(), query_offset,
-            per_token.gate(self.primal, gates), squashed,
+            per_token.gate(self.primal, gates) if gates else None, squash,
         )  # fmt: skip
 
-    def _of_tokens(self, x: Tensor, key: Tensor) -> tuple[dict[str, Tensor], bool]:
-        """What the layer makes for every token, by name, and whether of a gate it is what the sigmoid is taken of."""
-        found, squashed = {}, False
-        for name, made in self.made.items():
-            of = x if made.of == "query" else key
-            if name == "gate" and isinstance(made, MadeOfInput) and made.plain and per_token.squashes(self.primal, of):
-                found[name], squashed = made.affine(of), True
-            else:
-                found[name] = made(of)
-        return found, squashed
+    def _squash(self, x: Tensor) -> layer.Squash | None:
+        """The affine map whose sigmoid is the gate, where no one is asked for more than that."""
+        made = self.made["gate"] if "gate" in self.made else None  # noqa: SIM401 – it is no dictionary
+        if isinstance(made, MadeOfInput) and made.plain and per_token.squashes(self.primal, x):
+            return layer.Squash(made.weight, made.bias)
+        return None
 
     def plan(
         self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None, **options: Any

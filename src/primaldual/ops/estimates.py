@@ -199,7 +199,8 @@ def sizes_of(problem: Problem, backward: bool, captured: bool) -> Sizes:
         causal=problem.is_causal,
         masked=masked or subset or form.distance,
         maps=len(maps),
-        inside=(form.simple or (form.maps != "other" and not scaled)) and not masked
+        inside=(form.simple or (form.softmax and not form.weighted and form.maps != "other" and not scaled))
+        and not masked
         and not (problem.is_causal and (len(maps) > 0 or (scaled and not running))),
         features=(features.dim(dim) if known else dim) if finite else 0,
         kernel=finite and linear._has_kernel(problem),

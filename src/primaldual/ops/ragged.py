@@ -1,6 +1,7 @@
 """Our own fused attention: heads with different numbers of keys in one launch (kernels in `kernels/ragged`).
 
-Softmax heads only, as in `sdpa`; of sparse ones all scores are computed, and those of the pattern kept
+Softmax heads only, as in `sdpa`, weights of points and norms of a Gaussian kernel among them, which are a bias on keys;
+of sparse ones all scores are computed, and those of the pattern kept
 (`kernels.ragged.marks`). Mean pooling without masks goes through `kernels.ragged.tokens`, which pools, attends and, on
 the way back, hands the gradients to the tokens. Everything else pools first and goes through `kernels.ragged.points`;
 padded sequences do that for all heads at once (`kernels.ragged.padded`), the rest group by group.
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..dual import GroupHeadsByScale, Rewrite, beta_of, form_of
+from ..dual import GroupHeadsByScale, NormsOfKeysAreBias, Rewrite, beta_of, form_of
 from ..dual.form import pattern_of, pooling_of
 from ..kernels.kept import on_device
 from ..kernels.launching import seed_of, traced
@@ -35,7 +36,7 @@ from .statistics import centre
 
 def refusal(problem: Problem) -> str | None:
     """Why this executor cannot compute the problem; None when it can."""
-    if reason := softmax.refusal(problem, "the ragged kernel", sinks=True):
+    if reason := softmax.refusal(problem, "the ragged kernel", sinks=True, biases=True):
         return reason
     if problem.attn_hidden is not None:
         return "an attn_mask gives every query its own keys"
@@ -54,9 +55,6 @@ def refusal(problem: Problem) -> str | None:
     if problem.is_causal and problem.query_offset:
         return "the ragged kernel takes the first query for the first token"
     pooled = pooling_of(training_set)
-    learned = pooled is not None and pooled.how == "conv" and max(problem.scales) > 1  # the bias is pooled with it
-    if problem.key_bias is not None and (problem.key_bias.requires_grad or learned):
-        return "the ragged kernel has no gradient for a bias on keys"
     if problem.is_causal and pooled is not None and pooled.prefix and max(problem.scales) > 1:
         return "the ragged kernel has no causal form with unpooled prefix tokens"
     if problem.is_causal and any(map_.needs == "variance" for map_ in problem.primal.point_maps):
@@ -79,7 +77,7 @@ def _capturing(p: Problem) -> bool:
 
 def rewrites(problem: Problem) -> tuple[type[Rewrite], ...]:
     """The identities that this executor makes use of: all heads are one launch, some pooled group by group before."""
-    one_sided = softmax.one_sided_rewrites(problem)
+    one_sided: tuple[type[Rewrite], ...] = (*softmax.one_sided_rewrites(problem), NormsOfKeysAreBias)
     return one_sided if _plain(problem) or _padded(problem) else (*one_sided, GroupHeadsByScale)
 
 
@@ -116,7 +114,7 @@ def _padded(p: Problem) -> bool:
 
 def _simple(p: Problem) -> bool:
     form = form_of(p.primal)
-    if not form.softmax:  # a sink, which stands beside points
+    if not form.softmax or form.weighted:  # a sink, which stands beside points, and a bias on them
         return False
     return form.simple or (form.maps != "other" and max(p.scales) == 1)  # any pooling by 1 leaves the tokens
 

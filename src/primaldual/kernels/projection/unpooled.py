@@ -75,7 +75,7 @@ def backward(
     """Gradients of x, weight, bias and β, where they are wanted, from those of q, k and v."""
     want_x, want_weight, want_bias, want_beta = wanted[:4]
     B, N, E = x.shape
-    dqkv = _together(gradients).view(B, N, 3, E)
+    dqkv = together(gradients).view(B, N, 3, E)
     sums, of_values = column_sums(dqkv.permute(2, 0, 1, 3)[::2])  # products leave no room beside them
     if recentred:
         _spread(dqkv[:, :, 1], sums, beta, factor, groups)
@@ -98,7 +98,7 @@ def backward(
     return dx, dweight, dbias, dbeta
 
 
-def _together(gradients: Sequence[Tensor]) -> Tensor:
+def together(gradients: Sequence[Tensor]) -> Tensor:
     """[B, N, 3, H, D] of three [B, H, N, D]: the buffer of which they are thirds, or a copy."""
     first = gradients[0]
     B, H, N, D = first.shape

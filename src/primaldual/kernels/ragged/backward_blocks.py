@@ -141,9 +141,9 @@ def unflat(numbers, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def backward_block(
-    first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale, threshold,
-    keep,
+    first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, dbias_ptr,
+    marks_ptr, marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale,
+    threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
     ALONE: tl.constexpr, PRECISION: tl.constexpr,
@@ -164,6 +164,8 @@ def backward_block(
     span, step, phase_span = pattern_of(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
+    if dbias_ptr is not None:
+        dbias = tl.zeros((BN,), tl.float32)
     for start in tl.range(0, L, BM):
         rows = start + tl.arange(0, BM)
         q = load(q_base + rows[:, None] * q_row + d[None, :], rows, L, d, D, BLOCK_D, not EVEN)
@@ -184,6 +186,8 @@ def backward_block(
             dropped = drop(p, row_bits[None, :], column_bits[:, None], threshold)
         dvalue = tl.dot(dropped.to(grad.dtype), grad, dvalue, input_precision=PRECISION)
         ds = score_gradient(p, dropped, dp, delta_row[None, :], DROPOUT)
+        if dbias_ptr is not None:
+            dbias += tl.sum(ds, 1)
         ds = ds.to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if ALONE:
@@ -197,6 +201,8 @@ def backward_block(
             else:
                 dq = flat(tl.dot(tl.trans(ds), k, input_precision=PRECISION), BM, BLOCK_D)
             tl.atomic_add(sum_ptr + start * BLOCK_D + tl.arange(0, BM * BLOCK_D), dq, sem="relaxed")
+    if dbias_ptr is not None:
+        tl.store(dbias_ptr + columns, dbias / keep, mask=columns < count)
     store_points(
         dk * back, dvalue / keep, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D,
         BLOCK_DV,
@@ -205,9 +211,9 @@ def backward_block(
 
 @triton.jit
 def backward_head(
-    q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, L, count, seed, scale,
-    threshold, keep,
+    q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, dbias_ptr,
+    marks_ptr, marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, L, count, seed,
+    scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr, PATTERN: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -216,9 +222,9 @@ def backward_head(
     d = tl.arange(0, BLOCK_D)
     for first in tl.range(0, count, BN, num_stages=1):
         backward_block(
-            first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-            marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed, scale,
-            threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM, BN, EVEN, HAS_BIAS, PATTERN, DROPOUT, True, PRECISION,
+            first, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, dbias_ptr,
+            marks_ptr, marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, L, count, seed,
+            scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM, BN, EVEN, HAS_BIAS, PATTERN, DROPOUT, True, PRECISION,
         )  # fmt: skip
         tl.debug_barrier()  # the sums may be read by other threads than wrote them
     for start in tl.range(0, L, BM):
@@ -229,14 +235,16 @@ def backward_head(
 
 @triton.jit
 def backward_keys(
-    q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, marks_ptr,
-    marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, tokens_k_ptr, tokens_v_ptr,
-    tk_row, tv_row, batch_head, block, L, count, window, seed, scale, threshold, keep,
+    q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, dbias_ptr,
+    marks_ptr, marks_width, dk_ptr, dv_ptr, dk_row, dv_row, expand, tokens, q_row, grad_row, dq_row, tokens_k_ptr,
+    tokens_v_ptr, tk_row, tv_row, batch_head, block, L, count, window, seed, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, EVEN: tl.constexpr, CAUSAL: tl.constexpr, RUN: tl.constexpr, HAS_BIAS: tl.constexpr,
     PATTERN: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one block of points, over all queries; and dq, where the block is all that the head has (WHOLE).
+
+    The gradient of their bias, where there is a place for it, is the sum of those of their scores.
 
     With RUN queries have the running means of their windows as points of their own, and tokens a share in these.
     """
@@ -251,6 +259,8 @@ def backward_keys(
     span, step, phase_span = pattern_of(marks_ptr, PATTERN)
     dk = tl.zeros((BN, BLOCK_D), tl.float32)
     dvalue = tl.zeros((BN, BLOCK_DV), tl.float32)
+    if dbias_ptr is not None:
+        dbias = tl.zeros((BN,), tl.float32)
     first_row = 0
     if CAUSAL:  # the first query that sees the block's first point
         first_row = tl.where(window == 1, block * BN, (block * BN + 1) * window) // BM * BM
@@ -287,6 +297,8 @@ def backward_keys(
             ds = score_gradient(p, dropped, dp, tl.sum(dropped * dp, 0)[None, :], DROPOUT)
         else:
             ds = score_gradient(p, dropped, dp, delta_row[None, :], DROPOUT)
+        if dbias_ptr is not None:
+            dbias += tl.sum(ds, 1)
         ds = ds.to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision=PRECISION)
         if WHOLE:
@@ -299,6 +311,8 @@ def backward_keys(
         delta_row = next_delta
     dk *= back
     dvalue /= keep
+    if dbias_ptr is not None:
+        tl.store(dbias_ptr + columns, dbias / keep, mask=columns < count)
     if RUN:
         if window > 1:
             store_windows(

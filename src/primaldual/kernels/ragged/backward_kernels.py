@@ -74,10 +74,10 @@ def delta(
 
 @triton.jit
 def backward(
-    q_ptr, k_ptr, v_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr,
-    rows_ptr, sum_ptr, seed_ptr, dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, tokens_k_ptr, tokens_v_ptr,
-    marks_ptr, table_ptr, schedule_ptr, q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head,
-    dq_row, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row,
+    q_ptr, k_ptr, v_ptr, bias_ptr, own_k_ptr, own_v_ptr, own_bias_ptr, grad_ptr, lse_ptr, rows_ptr, sum_ptr, seed_ptr,
+    dq_ptr, dk_ptr, dv_ptr, down_k_ptr, down_v_ptr, dbias_ptr, down_bias_ptr, tokens_k_ptr, tokens_v_ptr, marks_ptr,
+    table_ptr, schedule_ptr, q_batch, q_head, q_row, grad_batch, grad_head, grad_row, dq_batch, dq_head, dq_row,
+    dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, tk_batch, tk_head, tk_row, tv_batch, tv_head, tv_row,
     bias_width, marks_width, H, L, width, tokens, scale, threshold, keep,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BM_K: tl.constexpr, BN_K: tl.constexpr, BM_Q: tl.constexpr, BN_Q: tl.constexpr,
@@ -128,6 +128,8 @@ def backward(
         sum_ptr += batch_head * width * BLOCK_D
     if HAS_BIAS:
         bias_ptr += batch_head * bias_width
+        if dbias_ptr is not None:
+            dbias_ptr += batch_head * bias_width
     if PATTERN:
         marks_ptr += head * (1 + PATTERN) * marks_width
     d = tl.arange(0, BLOCK_D)
@@ -150,31 +152,31 @@ def backward(
         if PARTS == 8:
             backward_head(
                 q_base, grad_base, rows_ptr, width, sum_ptr, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-                marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
-                L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
+                dbias_ptr, marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row,
+                grad_row, dq_row, L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
                 HAS_BIAS, PATTERN, DROPOUT, PRECISION,
             )  # fmt: skip
         elif PARTS == 16:
             backward_block(
                 block * BN_K, q_base, grad_base, rows_ptr, width, sum_ptr, k_ptr, v_ptr, k_stride, v_stride,
-                bias_ptr, marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row,
-                grad_row, L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
+                bias_ptr, dbias_ptr, marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit,
+                q_row, grad_row, L, count, seed, scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN,
                 HAS_BIAS, PATTERN, DROPOUT, False, PRECISION,
             )  # fmt: skip
         elif PARTS == 4 or (PARTS > 4 and kind == 2):
             backward_keys(
                 q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-                marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
-                tokens_k_ptr, tokens_v_ptr, tk_row, tv_row, batch_head, block, L, count, window, seed, scale,
-                threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN, CAUSAL, False, HAS_BIAS,
+                dbias_ptr, marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row,
+                grad_row, dq_row, tokens_k_ptr, tokens_v_ptr, tk_row, tv_row, batch_head, block, L, count, window, seed,
+                scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN, CAUSAL, False, HAS_BIAS,
                 PATTERN, DROPOUT, PARTS != 4, True, PRECISION,
             )  # fmt: skip
         elif PARTS != 4:
             backward_keys(
                 q_base, grad_base, lse_base, rows_ptr, width, dq_base, k_ptr, v_ptr, k_stride, v_stride, bias_ptr,
-                marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row, grad_row, dq_row,
-                tokens_k_ptr, tokens_v_ptr, tk_row, tv_row, batch_head, block, L, count, window, seed, scale,
-                threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN, CAUSAL, OWN_POINT == RUNNING,
+                dbias_ptr, marks_ptr, marks_width, dk_base, dv_base, dk_stride, dv_stride, expand, limit, q_row,
+                grad_row, dq_row, tokens_k_ptr, tokens_v_ptr, tk_row, tv_row, batch_head, block, L, count, window, seed,
+                scale, threshold, keep, D, DV, BLOCK_D, BLOCK_DV, BM_K, BN_K, EVEN, CAUSAL, OWN_POINT == RUNNING,
                 HAS_BIAS, PATTERN, DROPOUT, True, False, PRECISION,
             )  # fmt: skip
     elif PARTS != 1 and PARTS != 4 and PARTS != 5 and PARTS < 8:
@@ -225,6 +227,8 @@ def backward(
             if OWN_POINT == GIVEN:
                 down_k = ds[:, None] * q.to(tl.float32) * back
                 down_v = (dropped / keep)[:, None] * grad.to(tl.float32)
+                if down_bias_ptr is not None:
+                    tl.store(down_bias_ptr + own, ds / keep, mask=rows < L)
                 store(down_k_ptr + own[:, None] * D + d[None, :], down_k, rows, L, d, D)
                 store(down_v_ptr + own[:, None] * DV + dv[None, :], down_v, rows, L, dv, DV)
         dq *= back

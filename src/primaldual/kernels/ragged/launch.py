@@ -131,13 +131,16 @@ class _Gradients(NamedTuple):
     v: Tensor
     own_k: Tensor | None
     own_v: Tensor | None
+    bias: Tensor | None
+    own_bias: Tensor | None
 
 
 def backward(
     grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, call: Call,
-    dk: Tensor, dv: Tensor, tokens: int, dq: Tensor | None = None,
+    dk: Tensor, dv: Tensor, tokens: int, dq: Tensor | None = None, of_bias: bool = False,
 ) -> _Gradients:  # fmt: skip
-    """Gradients. dk and dv are flat, like keys and values; or, where `tokens` is given, [B, H, tokens, D].
+    """Gradients; `of_bias`: those of the bias, too. dk and dv are flat, like keys and values; or, where `tokens` is
+    given, [B, H, tokens, D].
 
     The queries are less their shift already where the call has none. dq is made where it is not given.
     """
@@ -145,12 +148,15 @@ def backward(
     value_dim = out.shape[-1]
     grad = in_rows(grad)
     dq = empty_like_heads(q, D) if dq is None else dq
-    own_k = own_v = delta = sums = None
+    own_k = own_v = dbias = down_bias = delta = sums = None
     if call.own_k is not None:
         own_k = torch.empty(B, H, L, D, dtype=q.dtype, device=q.device)
         own_v = torch.empty(B, H, L, value_dim, dtype=q.dtype, device=q.device)
+    if of_bias and call.bias is not None:
+        dbias = torch.zeros_like(call.bias)
+        down_bias = None if call.own_bias is None else torch.empty_like(call.own_bias)
     if q.numel() == 0:
-        return _Gradients(dq, dk.zero_(), dv.zero_(), own_k, own_v)
+        return _Gradients(dq, dk.zero_(), dv.zero_(), own_k, own_v, dbias, down_bias)
     work = ragged_work.work(call.layout, B, L, max(D, value_dim), q.dtype, call.causal, q.device)
     tile, tasks, kinds = work.reproducible if torch.are_deterministic_algorithms_enabled() else work.back
     block_d, block_dv = block_of(D), block_of(value_dim)
@@ -197,11 +203,12 @@ def backward(
 
     launching.launch(
         (
-            "backward", kinds, call.layout, call.dropout_p, call.causal, tokens, precision(q), q.device,
+            "backward", kinds, call.layout, call.dropout_p, call.causal, tokens, dbias is None, precision(q),
+            q.device,
             *specialised_by(q, grad, keys, values, call.bias, call.own_k, dq, dk, dv, *call.tokens, call.marks),
         ),
         (q, keys, values, call.bias, call.own_k, call.own_v, call.own_bias, grad, lse, delta, sums, call.seed, dq, dk,
-         dv, own_k, own_v, *call.tokens, call.marks),
+         dv, own_k, own_v, dbias, down_bias, *call.tokens, call.marks),
         prepare,
     )  # fmt: skip
     if adding:
@@ -214,4 +221,4 @@ def backward(
                  multiples_of_8_alone(dq)), options(4, 1),
             ),
         )  # fmt: skip
-    return _Gradients(dq, dk, dv, own_k, own_v)
+    return _Gradients(dq, dk, dv, own_k, own_v, dbias, down_bias)

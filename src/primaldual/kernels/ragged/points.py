@@ -34,8 +34,9 @@ def attend_points(
 ) -> tuple[Tensor, Tensor]:
     """Attention over points that lie in flat buffers, as the layout says: outputs and log-sum-exps.
 
-    shift [B, H, D] is taken off the queries; bias [B, H, points] is added to the scores; marks (`marks`) say
-    which points a query of a sparse head keeps. `sink` [H] is the score of a point of each head whose value is zero.
+    shift [B, H, D] is taken off the queries; bias [B, H, points] is added to the scores, and has a gradient; marks
+    (`marks`) say which points a query of a sparse head keeps. `sink` [H] is the score of a point of each head whose
+    value is zero.
     """
     numbers = as_integers(sorted(layout, key=lambda entry: -entry.points))
     keys, values = keys.contiguous(), values.contiguous()
@@ -79,19 +80,20 @@ def _points_backward_op(
     grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, out: Tensor, lse: Tensor, layout: list[int],
     shift: Tensor | None, bias: Tensor | None, own_k: Tensor | None, own_v: Tensor | None, own_bias: Tensor | None,
     is_causal: bool, dropout_p: float, seed: Tensor | None, marks: Tensor | None = None, sink: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    of_bias: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     off = Shift.of(shift)
     call = Call(of_integers(layout), off, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks=marks)
     dk, dv = torch.empty_like(keys), torch.empty_like(values)
-    found = backward(grad, in_rows(q), keys, values, out, lse, call, dk, dv, 0)
+    found = backward(grad, in_rows(q), keys, values, out, lse, call, dk, dv, 0, of_bias=of_bias)
     dshift = None if shift is None else -found.q.sum(2, dtype=torch.float32)
     dsink = None
     if sink is not None:
         weight = (sink.unsqueeze(-1) - lse).exp()
         dsink = -(weight * (grad.float() * out.float()).sum(-1)).sum((0, 2))
-    more = (dshift, found.own_k, found.own_v, dsink)
-    dshift, down_k, down_v, dsink = (q.new_empty(0) if x is None else x for x in more)
-    return found.q, found.k, found.v, dshift, down_k, down_v, dsink
+    more = (dshift, found.own_k, found.own_v, dsink, found.bias, found.own_bias)
+    dshift, down_k, down_v, dsink, dbias, down_bias = (q.new_empty(0) if x is None else x for x in more)
+    return found.q, found.k, found.v, dshift, down_k, down_v, dsink, dbias, down_bias
 
 
 register_flop_formula(torch.ops.primaldual.ragged_points_backward)(ragged_flops.points_backward)
@@ -100,13 +102,14 @@ register_flop_formula(torch.ops.primaldual.ragged_points_backward)(ragged_flops.
 @_points_backward_op.register_fake
 def _(  # type: ignore[no-untyped-def]
     grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed,
-    marks=None, sink=None,
+    marks=None, sink=None, of_bias=False,
 ):  # fmt: skip
     def like(x: Tensor | None) -> Tensor:
         return q.new_empty(0) if x is None else x.new_empty(x.shape)
 
     dq = empty_like_heads(in_rows(q), q.shape[-1])
-    return dq, torch.empty_like(keys), torch.empty_like(values), *map(like, (shift, own_k, own_v, sink))
+    biases = (bias, own_bias) if of_bias else (None, None)
+    return dq, torch.empty_like(keys), torch.empty_like(values), *map(like, (shift, own_k, own_v, sink, *biases))
 
 
 def _points_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -120,14 +123,16 @@ def _points_setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _points_backward(ctx, grad, _):  # type: ignore[no-untyped-def]
     q, keys, values, out, lse, shift, bias, own_k, own_v, own_bias, seed, marks, sink = ctx.saved_tensors
     layout, is_causal, dropout_p = ctx.settings
-    dq, dk, dv, dshift, down_k, down_v, dsink = _points_backward_op(
+    of_bias, of_own_bias = ctx.needs_input_grad[6], ctx.needs_input_grad[9]
+    dq, dk, dv, dshift, down_k, down_v, dsink, dbias, down_bias = _points_backward_op(
         grad, q, keys, values, out, lse, layout, shift, bias, own_k, own_v, own_bias, is_causal, dropout_p, seed, marks,
-        sink,
+        sink, of_bias or of_own_bias,
     )  # fmt: skip
     dshift = None if shift is None else dshift
     down_k, down_v = (None, None) if own_k is None else (down_k, down_v)
     dsink = None if sink is None else dsink
-    return dq, dk, dv, None, None, dshift, None, down_k, down_v, *[None] * 5, dsink
+    dbias, down_bias = dbias if of_bias else None, down_bias if of_own_bias else None
+    return dq, dk, dv, None, None, dshift, dbias, down_k, down_v, down_bias, *[None] * 4, dsink
 
 
 points_op.register_autograd(differentiated_once(_points_backward), setup_context=_points_setup)

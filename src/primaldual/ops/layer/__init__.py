@@ -2,6 +2,6 @@
 
 from ...kernels.projection.output import project as project_output
 from .plan import ROUTES, LayerPlan, attend, choose
-from .problem import LayerProblem
+from .problem import LayerProblem, Squash
 
-__all__ = ["ROUTES", "LayerPlan", "LayerProblem", "attend", "choose", "project_output"]
+__all__ = ["ROUTES", "LayerPlan", "LayerProblem", "Squash", "attend", "choose", "project_output"]

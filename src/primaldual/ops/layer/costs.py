@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...primal import Primal
+from .. import rotary
 from .._attention import plan
 from ..estimates import TRAINING, Estimate, device_of
 from ..plan import Plan
@@ -39,6 +40,14 @@ def products(
     launches += back if p.trains else 0
     seconds = max(flops / rate, moved / device.bandwidth) + beside / device.bandwidth + launches * device.gap
     return Estimate(flops, moved + beside, launches, seconds, 0.0 if p.captured else launches * device.host)
+
+
+def turning(p: LayerProblem) -> float:
+    """Passes over the inputs, on both ways together, in which rotary positions turn queries and keys."""
+    if not rotary.alone(p.primal):
+        return 0.0
+    each = 4.0 if rotary.refusal(p.dtype, p.x.device) is None else 44.0
+    return 2.0 * each if p.trains else each
 
 
 def empty_heads(p: LayerProblem, heads: int, length: int) -> Tensor:

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from ...dual import Expansion, GateAfterSum, derive
 from .. import per_token
 from ..estimates import Estimate, device_of
 from ..plan import Candidate, duration, explanation
 from ..problem import UnsupportedError
-from . import grouped, grouped_mixed, pooled, recentred_projection, separate, unpooled
+from . import grouped, grouped_mixed, pooled, recentred_projection, rotary, separate, unpooled
 from .problem import LayerProblem
 
 ROUTES: dict[str, ModuleType] = {
@@ -21,6 +22,7 @@ ROUTES: dict[str, ModuleType] = {
     "grouped": grouped,
     "grouped_mixed": grouped_mixed,
     "recentred_projection": recentred_projection,
+    "rotary": rotary,
     "pooled": pooled,
     "separate": separate,
 }
@@ -31,6 +33,7 @@ _WHY = {
     "grouped": "inputs are pooled before they are projected, and one launch attends for all heads",
     "grouped_mixed": "inputs are pooled before they are projected, and long heads go back through cuDNN's kernels",
     "recentred_projection": "queries come out of the projection re-centred",
+    "rotary": "queries and keys come out of the projection with their rotary positions",
     "pooled": "inputs are pooled before they are projected, head by head",
     "separate": "every token is projected, and the attention has a plan of its own",
 }
@@ -89,23 +92,28 @@ def attend(p: LayerProblem, known: dict[object, tuple[str, Expansion]]) -> tuple
 
     `known` remembers the routes of calls of the same kind, and what they compute: it belongs to the layer.
     """
-    if p.gate is None:
-        return _attend(p, known)
-    return per_token.gated(p.layer.primal, *_attend(p, known), p.gate, p.squashed)
-
-
-def _attend(p: LayerProblem, known: dict[object, tuple[str, Expansion]]) -> tuple[Tensor, Tensor | None]:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         route = _unplanned(p)
-        return ROUTES[route].run(p, derive(p.layer.primal, (GateAfterSum, *ROUTES[route].rewrites(p))))
+        return _run(p, route, derive(p.layer.primal, (GateAfterSum, *ROUTES[route].rewrites(p))))
     kind = p.route_key()
     if (found := known.get(kind)) is None:
         if len(known) >= 256:
             known.clear()
         chosen = choose(p)
         found = known[kind] = chosen.route, chosen.expansion
-    route, expansion = found
-    return ROUTES[route].run(p, expansion)
+    return _run(p, *found)
+
+
+def _run(p: LayerProblem, route: str, expansion: Expansion) -> tuple[Tensor, Tensor | None]:
+    """By this route, and gated, where it does not do that, too."""
+    out, weights = ROUTES[route].run(p, expansion)
+    primal = p.layer.primal
+    if p.gate is not None:
+        return per_token.gated(primal, out, weights, p.gate)
+    if p.squash is None or (ROUTES[route] is rotary and rotary.gates(p)):
+        return out, weights
+    by = linear(p.x, *p.squash).unflatten(-1, (p.layer.num_heads, -1)).transpose(1, 2)
+    return per_token.gated(primal, out, weights, by, squashed=True)
 
 
 def _unplanned(p: LayerProblem) -> str:

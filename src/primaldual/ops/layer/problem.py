@@ -45,6 +45,13 @@ class Layer(Protocol):
         ...
 
 
+class Squash(NamedTuple):
+    """An affine map of inputs [N, L, E], whose sigmoid is a gate for each head or for each channel."""
+
+    weight: Tensor  # [heads or heads·head_dim, E]
+    bias: Tensor | None
+
+
 class LayerProblem(NamedTuple):
     """A layer and what it was called with. In self-attention x, key and value are one tensor."""
 
@@ -63,7 +70,7 @@ class LayerProblem(NamedTuple):
     extra_values: Tensor | None = None
     query_offset: int = 0
     gate: Tensor | None = None  # [N, heads, L, 1 or head_dim], what the outputs are multiplied by, whatever the route
-    squashed: bool = False  # the gate is the sigmoid of that
+    squash: Squash | None = None  # or what of the queries' inputs the gate is the sigmoid of
 
     @property
     def primal(self) -> Primal:

@@ -13,7 +13,7 @@ from .. import masks
 from .._attention import attention
 from ..estimates import Estimate
 from ..plan import Plan
-from .costs import attention_plan, estimate_of, one_after_another, products
+from .costs import attention_plan, estimate_of, one_after_another, products, turning
 from .problem import LayerProblem
 
 JOINING_PASSES = 6.0
@@ -65,10 +65,11 @@ def estimate(p: LayerProblem) -> Estimate:
     """Three products, one where they are packed, and the attention's own plan."""
     (_, queries, columns), keys, shared = p.x.shape, p.key.shape[1], p.layer.num_kv_heads * p.layer.head_dim
     if p.one_input and p.layer.packed is not None:
-        projections = products(p, [(queries, 3 * columns)], 1, 4, JOINING_PASSES + BIAS_PASSES if p.trains else 0.0)
+        passes = JOINING_PASSES + BIAS_PASSES if p.trains else 0.0
+        projections = products(p, [(queries, 3 * columns)], 1, 4, turning(p) + passes)
     else:
         parts = [(queries, columns), (keys, shared), (keys, shared)]
-        projections = products(p, parts, 3, 9, BIAS_PASSES if p.trains else 0.0)
+        projections = products(p, parts, 3, 9, turning(p) + (BIAS_PASSES if p.trains else 0.0))
     return one_after_another(projections, estimate_of(_plan(p)))
 
 
