@@ -34,8 +34,9 @@ def in_loops(row: dict[str, Any]) -> int:
 
 
 def test_heads_of_64_stay_in_registers(rows: Rows) -> None:
-    """But for one number that is written and read again in a turn of several hundred instructions."""
-    spilt = {key: in_loops(row) for key, row in rows.items() if "× 64, bfloat16" in key[0] and in_loops(row) > 2}
+    """But for one number, causal ones two, that is written and read again in a turn of several hundred instructions."""
+    most = {key: 4 if "causal" in key[0] else 2 for key in rows if "× 64, bfloat16" in key[0]}
+    spilt = {key: in_loops(rows[key]) for key in most if in_loops(rows[key]) > most[key]}
     assert not spilt
 
 
@@ -52,7 +53,8 @@ def test_means_over_windows_stay_in_registers(rows: Rows) -> None:
 @pytest.mark.parametrize(
     ("form", "kernel", "programs"),
     [("sh, 512 × 64, bfloat16", "backward", 3), ("sh, 1024 × 64, bfloat16", "backward", 3),
-     ("sh, 1024 × 64, bfloat16", "forward", 4), ("bn+sh, 1024 × 64, bfloat16", "forward", 4),
+     ("sh, 1024 × 64, bfloat16", "forward", 4), ("sh, 1000 × 64, bfloat16, causal", "forward", 4),
+     ("sh, 1000 × 64, bfloat16, causal", "backward", 3), ("bn+sh, 1024 × 64, bfloat16", "forward", 4),
      *((f"{name}, 896 × {dim}, bfloat16, dropout", "forward", 5)
        for name in ("softmax", "sh", "bn+sh", "sparse") for dim in (8, 16))],
 )  # fmt: skip

@@ -144,10 +144,11 @@ def test_a_causal_sequence_of_several_blocks(scales: tuple, dtype: torch.dtype) 
 @pytest.mark.parametrize(
     ("scales", "shape"),
     [((1, 2, 4, 8), (37, 37, 16, 8)), ((16, 2, 2, 8), (70, 75, 8, 16)), ((1, 1, 8, 1), (5, 5, 16, 16)),
-     ((1, 2, 3, 1), (37, 37, 16, 16)), ((2, 4, 1, 1), (20, 17, 16, 16))],
-    ids=["all in one", "keys beyond the queries", "few tokens", "windows across blocks", "queries beyond the keys"],
+     ((1, 2, 3, 1), (37, 37, 16, 16)), ((2, 4, 1, 1), (20, 17, 16, 16)), ((1, 2, 1, 4), (70, 75, 64, 40))],
+    ids=["all in one", "keys beyond the queries", "few tokens", "windows across blocks", "queries beyond the keys",
+         "half of the points at a time"],
 )  # fmt: skip
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_causal_heads_see_complete_windows_and_the_running_one(scales: tuple, shape: tuple, dtype: torch.dtype) -> None:
     check(mechanism("sh", scales=scales), shape, dtype, heads=4, is_causal=True)
 

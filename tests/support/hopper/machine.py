@@ -237,7 +237,7 @@ _NAMES = {
         "reciprocal", "right_shift", "sqrt", "subtract",
     )},
     "choose": np.where, "u4": np.uint32, "u8": np.uint64, "i4": np.int32, "i8": np.int64, "f8": np.float64,
-    "bf16": _bf16, "f16": _f16,
+    "bf16": _bf16, "f16": _f16, "single": lambda x: np.asarray(x).astype(np.float32),
     "from_bf16": lambda x: (x.astype(np.uint32) << 16).view(np.float32),
     "from_f16": lambda x: x.astype(np.uint16).view(np.float16).astype(np.float32),
     "inverse_root": lambda x, out, where=True: np.divide(1, np.sqrt(x), out, where=where),

@@ -246,7 +246,8 @@ class Translation:
         if of in ("bf16", "f16"):
             return f"copyto({self(out, 'f32')}, from_{of}({self(a, 'u16')}){step.where})"
         if to in ("bf16", "f16"):
-            return f"copyto({self(out, 'u16')}, {to}({self(a, 'f32')}), 'unsafe'{step.where})"
+            number = self(a, "f32") if of[0] == "f" else f"single({self(a, of)})"
+            return f"copyto({self(out, 'u16')}, {to}({number}), 'unsafe'{step.where})"
         if of[0] == "f" and to[0] != "f":
             raise NotImplementedError
         return f"copyto({self(out, to)}, {self(a, of)}, 'unsafe'{step.where})"

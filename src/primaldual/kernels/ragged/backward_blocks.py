@@ -103,6 +103,12 @@ def store_windows(
 
 
 @triton.jit
+def halves(tile, R: tl.constexpr, C: tl.constexpr):
+    """The first R / 2 rows of a tile, and the others."""
+    return tl.split(tl.permute(tl.reshape(tile, (2, R // 2, C)), (1, 2, 0)))
+
+
+@triton.jit
 def load_points(
     columns, k_ptr, v_ptr, k_stride, v_stride, bias_ptr, count, seed,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BN: tl.constexpr,
@@ -315,11 +321,26 @@ def backward_keys(
         tl.store(dbias_ptr + columns, dbias / keep, mask=columns < count)
     if RUN:
         if window > 1:
-            store_windows(
-                dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, window, tokens, tokens_k_ptr, tokens_v_ptr,
-                tk_row, tv_row, q_base, grad_base, q_row, grad_row, rows_ptr, width, L, seed, scale, threshold, keep,
-                D, DV, BLOCK_D, BLOCK_DV, DROPOUT,
-            )  # fmt: skip
+            if BN * BLOCK_D >= 4096:  # one half after the other: there are no registers for the tiles of all points
+                one_dk, other_dk = halves(dk, BN, BLOCK_D)
+                one_dv, other_dv = halves(dvalue, BN, BLOCK_DV)
+                one = block * BN + tl.arange(0, BN // 2)
+                store_windows(
+                    one_dk, one_dv, dk_ptr, dv_ptr, dk_row, dv_row, one, window, tokens, tokens_k_ptr, tokens_v_ptr,
+                    tk_row, tv_row, q_base, grad_base, q_row, grad_row, rows_ptr, width, L, seed, scale, threshold,
+                    keep, D, DV, BLOCK_D, BLOCK_DV, DROPOUT,
+                )  # fmt: skip
+                store_windows(
+                    other_dk, other_dv, dk_ptr, dv_ptr, dk_row, dv_row, one + BN // 2, window, tokens, tokens_k_ptr,
+                    tokens_v_ptr, tk_row, tv_row, q_base, grad_base, q_row, grad_row, rows_ptr, width, L, seed, scale,
+                    threshold, keep, D, DV, BLOCK_D, BLOCK_DV, DROPOUT,
+                )  # fmt: skip
+            else:
+                store_windows(
+                    dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, window, tokens, tokens_k_ptr, tokens_v_ptr,
+                    tk_row, tv_row, q_base, grad_base, q_row, grad_row, rows_ptr, width, L, seed, scale, threshold,
+                    keep, D, DV, BLOCK_D, BLOCK_DV, DROPOUT,
+                )  # fmt: skip
         else:
             store_points(
                 dk, dvalue, dk_ptr, dv_ptr, dk_row, dv_row, columns, count, expand, tokens, D, DV, BLOCK_D, BLOCK_DV

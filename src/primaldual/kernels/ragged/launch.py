@@ -105,7 +105,7 @@ def forward(
         )  # fmt: skip
         registers, wide = 0, block_of(max(D, value_dim))
         if call.bias is None and q.dtype.itemsize == 2:  # as many programs as without a shift or dropout
-            if wide <= 64 and call.shift is not None and not call.pattern:
+            if wide <= 64 and (call.shift is not None or call.running) and not call.pattern:
                 registers = 128 if wide == 64 else 96
             elif wide <= 16 and call.dropout_p > 0.0:
                 registers = 96
@@ -196,6 +196,8 @@ def backward(
         small_tile = q.dtype.itemsize == 2 and block_d == 64 and tile.key_rows == 32
         if small_tile and call.pattern and call.bias is None and kinds == 1 << KEYS | 1 << QUERIES:
             registers = 168  # as many as without a pattern, and no spills: three programs a multiprocessor
+        if small_tile and call.running:
+            registers = 168
         if small_tile and kinds & 1 << WHOLE_HEAD and kinds < 1 << SWEEP and not any(call.has[2:]):
             registers = 168  # as many as where no head is whole
         compiled_with = options(tile.back_warps, tile.back_stages, registers)
