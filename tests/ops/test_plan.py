@@ -196,6 +196,17 @@ def test_long_heads_go_back_through_cudnn_s_kernels_captured() -> None:
     assert "our kernel forward, and cuDNN's backward for long heads" in " ".join(chosen.explain().split())
 
 
+@pytest.mark.parametrize(("length", "batch"), [(1024, 32), (4096, 8), (16384, 2)], ids=str)
+def test_causal_scaled_heads_over_tokens_are_left_to_cudnn_captured(length: int, batch: int) -> None:
+    x = torch.empty(batch, 8, length, 64, device="meta", dtype=torch.bfloat16)
+    problem = Problem(Expansion(mechanism("sh", scales=(1, 1, 2, 2, 4, 4, 8, 8))), x, x, x, is_causal=True)
+    sizes = sizes_of(problem, True, True)._replace(device=H200)
+    found = {impl: estimate(impl, sizes).seconds for impl in ("sdpa", "ragged", "mixed")}
+    assert min(found, key=found.__getitem__) == "mixed"
+    measured = {4096: 830e-6, 16384: 2545e-6}.get(length, found["mixed"])
+    assert 0.85 < found["mixed"] / measured < 1.15
+
+
 def test_numbers_are_readable() -> None:
     assert [amount(x, "B") for x in (12, 999, 1000, 8.14e9, 9.96e9, 9.8e7, 4e18)] == [
         "12 B", "999 B", "1.0 kB", "8.1 GB", "10 GB", "98 MB", "4000 PB",

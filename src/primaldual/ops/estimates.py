@@ -44,6 +44,7 @@ class Efficiency(NamedTuple):
     part: float = 0.0  # and for each group of heads or piece of a pattern, where there are several ways to go
     dropout: float = 1.0  # how much longer it takes where weights are dropped
     pattern: float = 1.0  # and where it computes every score to keep those of a pattern
+    causal: float = 1.0  # and where scaled heads are causal, but for the scores that are left out
     forward: float = 0.0  # the share in inference, where that is another
     bandwidth: float = 1.0  # share of the device's, where every operator writes what the next one reads
 
@@ -76,14 +77,18 @@ H200 = Device(
         "pieces": Efficiency(0.45, part=1.6e-3),  # in plain torch, with dropout: 93 steps, batch 320, captured
         # cuDNN; long scaled heads on streams beside ours; dropout: 1152, batch 80, and 1000, batch 320
         "sdpa": Efficiency(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, dropout=1.43),
-        "mixed": Efficiency(1.0, row=220, narrowest=56, call=150e-6, part=540e-6),
+        # causal: 4096 and 16384, scaled heads, 830 and 2545 µs
+        "mixed": Efficiency(1.0, row=220, narrowest=56, call=150e-6, part=540e-6, causal=1.22),
         # a pattern's mask at 4096, batch 4
         "masked": Efficiency(0.30, row=220, narrowest=56, call=150e-6, part=540e-6),
         # a pattern: 896 × 16 and 1152 × 64, with dropout, 1.11 to 1.28
-        # inference: 4096 and 16384, scaled heads, 328 and 2286 µs
-        "ragged": Efficiency(0.95, row=200, narrowest=36, call=560e-6, dropout=1.18, pattern=1.25, forward=1.05),
+        # inference: 4096 and 16384, scaled heads, 328 and 2286 µs; causal: 1024, 4096 and 16384, 438, 951 and 2954 µs,
+        # the last two before what sees most went first
+        "ragged": Efficiency(
+            0.95, row=200, narrowest=36, call=560e-6, dropout=1.18, pattern=1.25, forward=1.05, causal=1.4
+        ),
         # 128 and 1024, eager
-        "compiled": Efficiency(0.95, row=200, narrowest=36, call=220e-6, dropout=1.18, forward=1.05),
+        "compiled": Efficiency(0.95, row=200, narrowest=36, call=220e-6, dropout=1.18, forward=1.05, causal=1.4),
         "dense": Efficiency(0.30, call=150e-6, part=540e-6),  # not measured
         "reference": Efficiency(0.30, call=150e-6),  # not measured
         "product": Efficiency(1.6),  # a layer's projections at 4096, batch 8, 512 wide
@@ -254,6 +259,7 @@ def _total(sizes: Sizes, count: _Count) -> Estimate:
     more, more_bytes = (TRAINING, TRAINING_BYTES) if sizes.backward else (1.0, 1.0)
     launches = count.launches + (count.back if sizes.backward else 0)
     busy = (count.flops if count.busy is None else count.busy) * (efficiency.dropout if sizes.dropout else 1.0)
+    busy *= efficiency.causal if sizes.causal and sizes.pooled else 1.0
     beside = (2.0 if sizes.backward else 1.0) * (count.beside + sizes.copied)
     on_device = max(more * busy / rate, more_bytes * count.bytes / (efficiency.bandwidth * device.bandwidth))
     on_device += beside / device.bandwidth + launches * device.gap
@@ -294,7 +300,7 @@ def _mixed(sizes: Sizes) -> _Count:
     busy = _attention(sizes, sizes.points * (0.5 if sizes.causal else 1.0), efficiency.row, efficiency.narrowest)
     groups = len(sizes.groups)
     if sizes.causal:  # forward cuDNN's and a copy beside our two; three of its kernels and a copy beside our two, back
-        return ours._replace(efficiency="mixed", launches=4, back=6 + (not cudnn.STRIDED), parts=2, busy=busy)
+        return ours._replace(efficiency="mixed", launches=4, back=6 + (not cudnn.STRIDED), busy=busy)
     each = 4 + sizes.maps + (not cudnn.STRIDED)
     back = each * sizes.long + (ours.back + 1 if sizes.long < groups else 0)
     return ours._replace(efficiency="mixed", back=back, parts=groups, busy=busy)
