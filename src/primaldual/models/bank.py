@@ -95,11 +95,11 @@ class PrototypeBank(nn.Module):
         x = series.cpu()[few].float()
         hidden = None if padding is None else padding.cpu()[few]
         x = (standardised(x, hidden) if sizes.instance else x).transpose(1, 2)
-        steps = series.shape[1] if padding is None else int((~padding).sum(1).float().mean())
-        places = [(width, 2**i) for width in sizes.widths for i in range(_dilations(steps, width))]
-        each = -(-sizes.prototypes // len(places))
+        steps = mean_steps(series, padding)
+        found = places(sizes, steps)
+        each = -(-sizes.prototypes // len(found))
         kernels, thresholds = [], []
-        for width, dilation in places:
+        for width, dilation in found:
             kernel = _random(each, x.shape[1], width, sizes.level, generator)
             if many := round(sizes.windows * each):
                 kernel[:many] = _windows(kernel[:many], x, hidden, dilation, generator)
@@ -111,7 +111,7 @@ class PrototypeBank(nn.Module):
             at = (0.05 + 0.9 * torch.rand(each, sizes.biases, generator=generator)) * (own.shape[1] - 1)
             kernels.append(kernel / deviation[:, None, None])
             thresholds.append(own.sort(1).values.gather(1, at.long()) / deviation[:, None])
-        bank = PrototypeBank(kernels, thresholds, tuple(d for _, d in places), sizes)
+        bank = PrototypeBank(kernels, thresholds, tuple(d for _, d in found), sizes)
         return bank.to(series.device)
 
     @torch.no_grad()
@@ -133,6 +133,16 @@ class PrototypeBank(nn.Module):
             for threshold in self.sizes.scale * thresholds.T:
                 found.append((scores - threshold[:, None]).sigmoid_().sum(-1) / count)
         return torch.cat(found, 1)
+
+
+def places(sizes: BankSizes, steps: int) -> list[tuple[int, int]]:
+    """The widths and dilations of prototypes for series of so many steps."""
+    return [(width, 2**i) for width in sizes.widths for i in range(_dilations(steps, width))]
+
+
+def mean_steps(series: Tensor, padding: Tensor | None) -> int:
+    """Of series [cases, length, channels], without those that are padded."""
+    return series.shape[1] if padding is None else int((~padding).sum(1).float().mean())
 
 
 def _dilations(steps: int, width: int) -> int:
