@@ -108,7 +108,7 @@ class PrototypeBank(nn.Module):
             deviation = own.std(1).nan_to_num(nan=1.0).clamp(min=1e-6)
             if own.shape[1] > KEPT:
                 own = own[:, torch.randint(own.shape[1], (KEPT,), generator=generator)]
-            at = (0.05 + 0.9 * torch.rand(each, sizes.biases, generator=generator)) * (own.shape[1] - 1)
+            at = (0.05 + 0.9 * _uniform(generator, each, sizes.biases)) * (own.shape[1] - 1)
             kernels.append(kernel / deviation[:, None, None])
             thresholds.append(own.sort(1).values.gather(1, at.long()) / deviation[:, None])
         bank = PrototypeBank(kernels, thresholds, tuple(d for _, d in found), sizes)
@@ -152,14 +152,14 @@ def _dilations(steps: int, width: int) -> int:
 
 def _random(many: int, channels: int, width: int, level: float, generator: torch.Generator) -> Tensor:
     """Prototypes [many, channels, width] with weights in 1 to MOST_CHANNELS channels, few more often than many."""
-    shape = torch.randn(many, width, generator=generator)
+    shape = torch.randn(many, width, generator=generator, dtype=torch.float32)
     shape -= shape.mean(1, keepdim=True)
     if level:
-        shape += level * torch.randn(many, 1, generator=generator)
+        shape += level * torch.randn(many, 1, generator=generator, dtype=torch.float32)
     most = min(channels, MOST_CHANNELS)
-    seen = torch.exp(torch.rand(many, generator=generator) * math.log(most + 1)).long().clamp(1, most)
-    rank = torch.rand(many, channels, generator=generator).argsort(1).argsort(1)
-    sign = torch.where(torch.rand(many, channels, generator=generator) < 0.5, -1.0, 1.0)
+    seen = torch.exp(_uniform(generator, many) * math.log(most + 1)).long().clamp(1, most)
+    rank = _uniform(generator, many, channels).argsort(1).argsort(1)
+    sign = 1.0 - 2.0 * (_uniform(generator, many, channels) < 0.5).float()
     return shape[:, None] * (sign * (rank < seen[:, None]))[:, :, None]
 
 
@@ -171,9 +171,14 @@ def _windows(random: Tensor, x: Tensor, hidden: Tensor | None, dilation: int, ge
     many, _, width = random.shape
     case = torch.randint(len(x), (many,), generator=generator)
     steps = torch.full((many,), x.shape[2]) if hidden is None else (~hidden).sum(1)[case]
-    first = (torch.rand(many, generator=generator) * (steps - dilation * (width - 1)).clamp(min=1)).long()
+    first = (_uniform(generator, many) * (steps - dilation * (width - 1)).clamp(min=1)).long()
     at = (first[:, None] + dilation * torch.arange(width)).clamp(max=x.shape[2] - 1)
     window = x[case].gather(2, at[:, None].expand(-1, x.shape[1], -1))
     window = window - window.mean(2, keepdim=True)
     moves = window.abs().amax(2, keepdim=True) > 1e-6
     return torch.where(moves, window * (random != 0), random)
+
+
+def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    """Numbers in [0, 1), in float32 whatever torch's default is."""
+    return torch.rand(shape, generator=generator, dtype=torch.float32)

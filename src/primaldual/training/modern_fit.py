@@ -140,7 +140,7 @@ class _Fitting:
             if one is not None:
                 run.ensemble.start_from(0, one.model.state_dict())
             try:
-                run.run([*(() if part.calibrates else self.watch), self._watcher(part)])
+                run.run([self._watcher(part)])
             except _TimeIsOverError:
                 if self.any:
                     return one
@@ -194,6 +194,9 @@ class _Fitting:
 
     def _watcher(self, part: Part) -> Watch:
         def watch(progress: Progress) -> None:
+            with self.lock:
+                for one in () if part.calibrates else self.watch:
+                    one(progress)
             self._tell(part, progress.done / progress.total, progress.values)
             if time.monotonic() > self.end and progress.done < progress.total:
                 raise _TimeIsOverError

@@ -91,7 +91,7 @@ class ModernModel:
         """Of every bank and then every member in what is predicted."""
         banks, members = len(self.banks), len(self.members)
         share = self.recipe.share if banks and members else float(members > 0)
-        return [(1 - share) / banks] * banks + [share / members] * members
+        return [(1 - share) / max(1, banks)] * banks + [share / max(1, members)] * members
 
     @property
     def temperature(self) -> float:
