@@ -123,7 +123,7 @@ class _AttentionEstimator(BaseCollectionEstimator):
             channels = len(self.preparation_.mean)
             raise ValueError(f"series must be [{channels}, steps], as the channels of fit; got {list(one.shape)}")
         (checked,) = self._preprocess_collection([one], store_metadata=False)
-        return explain(self._predictor(), checked.T, device_of(self.device), windows)
+        return explain(self._predictor(), checked.T, device_of(self.device), windows, check_n_jobs(self.n_jobs))
 
     def diagnose(self, X: Any, *, member: int = 0, epsilon: float = 0.1, top: int = 5) -> Diagnosis:
         """The regression behind every attention head of a member on these series: `primaldual.regression.diagnose`."""
@@ -227,7 +227,8 @@ class _AttentionEstimator(BaseCollectionEstimator):
     def _together(self, X: Sequence[np.ndarray]) -> np.ndarray:
         """Probabilities [cases, classes], or numbers [cases]."""
         predictor = self._predictor()
-        outputs = predictor.outputs([np.asarray(one).T for one in X], device_of(self.device))
+        series = [np.asarray(one).T for one in X]
+        outputs = predictor.outputs(series, device_of(self.device), check_n_jobs(self.n_jobs))
         return predictor.together(outputs).numpy()
 
     def _predictor(self) -> Predictor:

@@ -54,7 +54,9 @@ class Explanation:
         return draw(self, path)
 
 
-def explain(predictor: Predictor, series: np.ndarray, device: torch.device, windows: int | None = None) -> Explanation:
+def explain(
+    predictor: Predictor, series: np.ndarray, device: torch.device, windows: int | None = None, jobs: int = 1
+) -> Explanation:
     """Of the prediction for a series [steps, channels], which may have gaps."""
     split = predictor.prepared([series])
     found = predictor.together(predictor.outputs_of(split, device)).numpy()[0]
@@ -64,7 +66,7 @@ def explain(predictor: Predictor, series: np.ndarray, device: torch.device, wind
         chosen = int(found.argmax())
         predicted, probabilities = predictor.classes[chosen], found
     steps = int(split.lengths[0])
-    contribution, channels = _contribution(predictor, split, steps, chosen, device, windows)
+    contribution, channels = _contribution(predictor, split, steps, chosen, device, windows, jobs)
     mean, std = predictor.preparation.mean, predictor.preparation.std
     shown = (split.x[0, :steps].double().numpy() * std + mean).T
     each = [_attention(predictor.model(i), split) for i in range(len(predictor.configs))]
@@ -73,8 +75,9 @@ def explain(predictor: Predictor, series: np.ndarray, device: torch.device, wind
 
 
 def _contribution(
-    predictor: Predictor, split: Split, steps: int, chosen: int | None, device: torch.device, windows: int | None
-) -> tuple[np.ndarray, np.ndarray]:
+    predictor: Predictor, split: Split, steps: int, chosen: int | None, device: torch.device, windows: int | None,
+    jobs: int,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """[channels, steps] and [channels], by hiding every window of every channel in turn, and every channel."""
     channels = split.x.shape[2]
     if windows is None:
@@ -88,7 +91,7 @@ def _contribution(
     for row, (channel, start, end) in zip(x, places, strict=False):  # the last one stays whole
         row[start:end, channel] = 0.0
     many = Split(x, split.lengths.repeat(len(x)), torch.zeros(len(x)))
-    found = predictor.together(predictor.outputs_of(many, device)).numpy()
+    found = predictor.together(predictor.outputs_of(many, device, jobs)).numpy()
     values = found if chosen is None else found[:, chosen]
     lost = values[-1] - values[:-1]
     contribution = np.zeros((channels, steps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..base.threads import on_threads, side_by_side
 from ..data import Dataset, Preparation, Split, fill_gaps
 from ..models import BankConfig, PatternConfig, SeriesConfig
 from ..primal import Spec
@@ -20,8 +22,8 @@ from .labels import labels_from_json, labels_to_json
 from .model_file import ModelFileError, Models, dtype_of, model_of, read, write
 from .series import series_tensors
 
-PREDICTED = 1 << 15
-"""Steps that a member predicts from at once."""
+PREDICTED, BEYOND = 1 << 13, 8
+"""Steps that a member predicts from at once on a CPU; and so many times more on a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,33 +65,38 @@ class Predictor:
         """A member, ready to predict."""
         return model_of(self.configs[member], self.weights[member])
 
-    @torch.no_grad()
-    def outputs(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> Tensor:
+    def outputs(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu", jobs: int = 1) -> Tensor:
         """Of every member from series [length, channels]: scores [members, cases, classes], or [members, cases]."""
-        return self.outputs_of(self.prepared(series), device)
+        return self.outputs_of(self.prepared(series), device, jobs)
 
-    @torch.no_grad()
-    def outputs_of(self, split: Split, device: torch.device | str = "cpu") -> Tensor:
-        """The same of series that are prepared."""
-        size, found = max(1, PREDICTED // split.x.shape[1]), []
-        for i, weights in enumerate(self.weights):
-            dtype = dtype_of(weights)
-            model = self.model(i).to(device)
-            inputs, padding, _ = series_tensors(split, dtype, torch.device(device))
-            assert inputs is not None
-            chunks = inputs.split(size)
-            paddings = [None] * len(chunks) if padding is None else padding.split(size)
-            scores = [model(chunk, hidden) for chunk, hidden in zip(chunks, paddings, strict=True)]
-            found.append(torch.cat(scores).double().cpu())
-        return torch.stack(found)
+    def outputs_of(self, split: Split, device: torch.device | str = "cpu", jobs: int = 1) -> Tensor:
+        """The same of series that are prepared; on a CPU by so many threads, whose number changes nothing."""
+        device = torch.device(device)
+        on_cpu = device.type == "cpu"
+        size = max(1, (PREDICTED if on_cpu else BEYOND * PREDICTED) // split.x.shape[1])
+        models, pieces = [self.model(i).to(device) for i in range(len(self.configs))], range(0, len(split), size)
 
-    def probabilities(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> np.ndarray:
+        @torch.no_grad()
+        def piece(at: tuple[int, int]) -> Tensor:
+            member, first = at
+            rows = slice(first, first + size)
+            part = Split(split.x[rows], split.lengths[rows], split.y[rows])
+            x, padding, _ = series_tensors(part, dtype_of(self.weights[member]), device)
+            with on_threads(1) if on_cpu else nullcontext():
+                return models[member](x, padding).double().cpu()
+
+        found = side_by_side(piece, [(i, first) for i in range(len(models)) for first in pieces], jobs if on_cpu else 1)
+        return torch.cat(found).unflatten(0, (len(models), len(split)))
+
+    def probabilities(
+        self, series: Sequence[np.ndarray], device: torch.device | str = "cpu", jobs: int = 1
+    ) -> np.ndarray:
         """Of the classes, [cases, classes]: the mean over members by their shares, calibrated."""
-        return self.together(self.outputs(series, device)).numpy()
+        return self.together(self.outputs(series, device, jobs)).numpy()
 
-    def numbers(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> np.ndarray:
+    def numbers(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu", jobs: int = 1) -> np.ndarray:
         """Predictions in the targets' own unit, [cases]: the mean over members by their shares."""
-        return self.together(self.outputs(series, device)).numpy()
+        return self.together(self.outputs(series, device, jobs)).numpy()
 
     def together(self, outputs: Tensor) -> Tensor:
         """What is predicted of what members put out: probabilities [cases, classes], or numbers [cases]."""
