@@ -7,7 +7,7 @@ import torch
 
 from primaldual.data import Dataset, Split
 from primaldual.models import BankSizes, PatternSizes
-from primaldual.training import Augmentation, ModernRecipe, PatternTask, Store, fit, train
+from primaldual.training import Augmentation, Ensemble, ModernRecipe, PatternTask, Store, fit, train
 from primaldual.training.calibration import calibrate
 
 NONE = {"jitter": 0.0, "scaling": 0.0, "warp": 0.0, "drop": 0.0, "cut": 0.0, "mix": 0.0}
@@ -132,16 +132,53 @@ def test_in_little_time_members_have_fewer_steps(monkeypatch):
     assert 20 <= model.members[0].steps < 60
 
 
-def test_a_later_fit_keeps_what_an_earlier_one_found_and_members_go_on():
+def test_a_later_fit_keeps_what_an_earlier_one_found_and_members_go_on(monkeypatch):
     data = dataset()
     few = fit(data, replace(RECIPE, members=RECIPE.members[:1], steps=20), seed=0)
     more = fit(data, replace(RECIPE, steps=20), seed=0, before=few)
     assert [one is other for one, other in zip(more.fitted, few.fitted, strict=False)] == [True, True, False]
     assert torch.equal(more.predict(data.test), fit(data, replace(RECIPE, steps=20), seed=0).predict(data.test))
+    begun = []
+    monkeypatch.setattr(Ensemble, "start_from", lambda self, member, state: begun.append(state))
     longer = fit(data, replace(RECIPE, steps=50), seed=0, before=more)
     assert [one.steps for one in longer.members] == [50, 50]
+    for state, one in zip(begun, more.members, strict=False):
+        assert all(torch.equal(state[name], x) for name, x in one.model.state_dict().items())
+    assert len(begun) == 3
     other = fit(data, replace(RECIPE, steps=20, learning_rate=1e-4), seed=0, before=more)
     assert other.banks == more.banks and not set(other.members) & set(more.members)
+
+
+def test_a_member_starts_from_the_weights_of_a_model():
+    task = PatternTask(dataset(), "softmax", TINY)
+    first, second = (
+        Ensemble(task, RECIPE.training(task.dataset, TINY), [seed], torch.device("cpu")) for seed in (0, 1)
+    )
+    state = first.model(0).state_dict()
+    second.start_from(0, state)
+    assert all(torch.equal(state[name], x) for name, x in second.model(0).state_dict().items())
+
+
+def test_a_part_is_fitted_by_one_thread():
+    before, seen = torch.get_num_threads(), set()
+    torch.set_num_threads(2)
+    try:
+        fit(dataset(), replace(RECIPE, steps=20), seed=0, watch=[lambda _: seen.add(torch.get_num_threads())])
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_mixed_series_are_weighed_as_their_parts_are(kind):
+    found = []
+    for weight in (1.0, 2.0):
+        task = PatternTask(
+            dataset(kind), "softmax", replace(TINY, dropout=0.0), Augmentation(), 0.1, torch.full((36,), weight)
+        )  # fmt: skip
+        torch.manual_seed(0)
+        found.append(task.loss(task.build().train(), *task.tensors("train", torch.float32, torch.device("cpu"))))
+    torch.testing.assert_close(found[1], 2 * found[0])
 
 
 def test_weights_of_cases_are_those_of_copies_for_values_and_loss():
