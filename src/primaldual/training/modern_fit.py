@@ -131,10 +131,10 @@ class _Fitting:
         one = self.before.get(part) if self.members_go_on else None
         if one is not None and one.model.config != task.config:
             one = None
-        steps = wanted - (one.steps if one else 0)
-        if one is None or steps > 0:
-            steps = self._affordable(task, sizes, steps, part)
-            if steps < LEAST_STEPS and self.any:
+        lacking = wanted - (one.steps if one else 0)
+        if one is None or lacking > 0:
+            steps = self._affordable(task, sizes, lacking, part)
+            if steps < min(LEAST_STEPS, lacking) and self.any:
                 return one
             run = Training(Ensemble(task, recipe.of_steps(max(1, steps), data, sizes), [part.seed], self.device))
             if one is not None:
