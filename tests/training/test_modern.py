@@ -128,6 +128,7 @@ def test_no_time_leaves_a_bank_or_a_member_that_has_only_begun():
 def test_in_little_time_members_have_fewer_steps(monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr("primaldual.training.modern_fit.time.monotonic", lambda: next(clock) / 100)
+    monkeypatch.setattr("primaldual.training.modern_fit.SPENT", 0.2)
     model = fit(dataset(), RECIPE, seed=0, seconds=0.6)
     assert 20 <= model.members[0].steps < 60
 

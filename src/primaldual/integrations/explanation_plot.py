@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .explanation import Explanation
 
 BLUE = "#0072b2"
-ROWS = 40
-"""Channels that have a name each, and are drawn as lines."""
+LINES, ROWS = 12, 40
+"""Channels that are drawn as lines, those that contribute the most; and that have a name each beside the map."""
 
 
 def draw(explanation: Explanation, path: str | Path | None = None) -> Figure:
@@ -26,7 +26,7 @@ def draw(explanation: Explanation, path: str | Path | None = None) -> Figure:
     channels, steps = explanation.series.shape
     maps = [layer for member in explanation.attention for layer in member]
     heads = sum(len(layer) for layer in maps)
-    heights = [1.2 + 0.12 * min(channels, ROWS), 0.7 + 0.16 * min(channels, ROWS), 0.5 + 0.13 * heads]
+    heights = [0.7 + 0.28 * min(channels, LINES), 0.7 + 0.16 * min(channels, ROWS), 0.5 + 0.13 * heads]
     with style():
         drawing = figure(8.6, 1.0 + sum(heights[: 2 + bool(maps)]))
         drawing.suptitle(_title(explanation), x=0.01, ha="left", fontweight="bold")
@@ -34,7 +34,7 @@ def draw(explanation: Explanation, path: str | Path | None = None) -> Figure:
             2 + bool(maps), 2, squeeze=False, sharex="col",
             gridspec_kw={"height_ratios": heights[: 2 + bool(maps)], "width_ratios": [5, 1]},
         )  # fmt: skip
-        _series(rows[0, 0], explanation.series)
+        _series(rows[0, 0], explanation)
         _contribution(rows[1], explanation, drawing)
         if maps:
             _attention(rows[2, 0], explanation, drawing)
@@ -54,15 +54,16 @@ def _title(explanation: Explanation) -> str:
     return f"Predicted: {explanation.predicted}, with a probability of {explanation.probabilities.max():.3f}"
 
 
-def _series(axes: Axes, series: np.ndarray) -> None:
+def _series(axes: Axes, explanation: Explanation) -> None:
     """A line for each channel, above one another, each in units of its own range."""
-    axes.set_title("series")
-    for i, channel in enumerate(series[:ROWS]):
+    found = explanation.series
+    shown = np.sort(np.abs(explanation.channels).argsort()[::-1][:LINES])
+    axes.set_title("series" if len(shown) == len(found) else f"series, {LINES} channels that contribute the most")
+    for i, channel in enumerate(found[shown]):
         low, high = channel.min(), channel.max()
         axes.plot((channel - low) / (high - low or 1.0) * 0.8 - i, color=BLUE, lw=1.1)
-    many = min(len(series), ROWS)
-    axes.set(ylim=(-many + 0.8, 1.0), yticks=[0.4 - i for i in range(many)])
-    axes.set_yticklabels([str(i) for i in range(many)], fontsize=8)
+    axes.set(ylim=(0.8 - len(shown), 1.0), yticks=[0.4 - i for i in range(len(shown))])
+    axes.set_yticklabels([str(i) for i in shown], fontsize=8)
     axes.set_ylabel("channel")
     axes.tick_params(axis="y", length=0)
 
@@ -77,8 +78,8 @@ def _contribution(row: np.ndarray, explanation: Explanation, drawing: Figure) ->
         found, aspect="auto", interpolation="nearest", cmap="RdBu_r", norm=TwoSlopeNorm(0.0, -most, most)
     )  # fmt: skip
     _channels(axes, len(found))
-    drawing.colorbar(image, ax=axes, pad=0.01, aspect=12)
-    beside.set_title("whole channel")
+    drawing.colorbar(image, ax=axes, pad=0.01, aspect=12 + len(found) / 2)
+    beside.set_title("in all")
     beside.barh(range(len(found)), explanation.channels, color=BLUE, height=0.7)
     beside.axvline(0, color=SOFT, lw=0.8)
     beside.set(ylim=(len(found) - 0.5, -0.5), yticks=[])

@@ -27,8 +27,12 @@ from .solving import solved
 
 PROBED = 3
 """Steps that tell how long one takes, where time is limited."""
-SPENT = 0.9
-"""Of the time that is left: the rest is for what is around the steps."""
+SPENT = 0.8
+"""Of the time that is left: the rest is for what is around the steps, and for steps that take longer."""
+USEFUL = 100
+"""Steps of a member that others have to wait for where time is short: one is worth more than many that have begun."""
+NEARLY = 0.7
+"""Of a member's steps: when so many are done it is kept although time is over."""
 
 
 def fit(
@@ -49,8 +53,8 @@ def fit(
         overall: called when a part is done, and on the way.
         weights: [cases], positive.
         jobs: how many parts are fitted side by side on a CPU.
-        seconds: after which there are no more parts. Members share what banks leave of it, in as many steps as fit;
-            there is one bank, or one member as far as it came, in any case.
+        seconds: after which there are no more parts. Members share what banks leave of it, in as many steps as fit, and
+            where it is little there are fewer of them; there is one bank, or one member as far as it came, in any case.
         before: what an earlier call found: of its parts those are kept that are to be fitted again, and members that
             are to have more steps go on.
     """
@@ -142,7 +146,7 @@ class _Fitting:
             try:
                 run.run([self._watcher(part)])
             except _TimeIsOverError:
-                if self.any:
+                if self.any and run.step < NEARLY * steps:
                     return one
             if run.failures[0] is not None:
                 if not part.calibrates:
@@ -170,7 +174,8 @@ class _Fitting:
         probed = time.monotonic()
         run.run()
         pace = (time.monotonic() - probed) / PROBED
-        return min(steps, int(SPENT * max(0.0, self.end - time.monotonic()) / rounds / pace))
+        whole = int(SPENT * max(0.0, self.end - time.monotonic()) / pace)
+        return min(steps, max(whole // rounds, min(whole, USEFUL)))
 
     def calibration(self, model: ModernModel) -> Calibration | None:
         """By what banks say of cases that they leave out, and one member of those that it left out."""
