@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from data.files import text
 from primaldual.cli import app
 from primaldual.data import load_files
+from primaldual.data.sources import read_file
 from primaldual.training import Store, train
 from training.toy import small
 
@@ -64,15 +65,17 @@ def test_a_trained_model_predicts_new_series_as_its_record_says(trained, tmp_pat
     assert again.stdout == "" and (tmp_path / "found.csv").read_text() == result.stdout
 
 
-def test_a_saved_estimator_is_such_a_model(tmp_path):
+@pytest.mark.parametrize("recipe", ["modern", "paper"])
+def test_a_saved_estimator_is_such_a_model(recipe, tmp_path):
     pytest.importorskip("aeon")
+    from integrations.estimators import PAPER, TINY
     from primaldual.integrations.aeon import AttentionClassifier
 
     (tmp_path / "X.ts").write_text(waves(24))
     data = load_files(tmp_path / "X.ts")
     draw = np.random.default_rng(0)
     X = [draw.normal(size=(2, 8)) + i % 2 for i in range(16)]
-    model = AttentionClassifier("bn", d_model=16, heads=2, layers=1, epochs=5, n_members=2, random_state=0)
+    model = AttentionClassifier("bn", **{"modern": TINY, "paper": PAPER}[recipe], n_members=2)
     model.fit(X, np.array(["low", "high"] * 8)).save(tmp_path / "model")
     with torch.no_grad():
         result = call(tmp_path / "model", tmp_path / "X.ts")
@@ -80,6 +83,9 @@ def test_a_saved_estimator_is_such_a_model(tmp_path):
     assert "longer than every series of fit" in result.stderr and "as they are labelled" not in result.stderr
     heading, *rows = csv.reader(result.stdout.splitlines())
     assert heading == ["series", "predicted", "high", "low"] and len(rows) == len(data.train)
+    with pytest.warns(UserWarning, match="longer than every series of fit"):
+        expected = model.predict_proba([one.T for one in read_file(tmp_path / "X.ts").series])
+    np.testing.assert_allclose([[float(x) for x in row[2:]] for row in rows], expected, atol=1e-6)
 
 
 def test_what_cannot_be_fails_in_one_line(trained, tmp_path):

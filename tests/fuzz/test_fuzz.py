@@ -223,20 +223,21 @@ def test_model_whose_checksum_is_right(trained, tmp_path):
     go_through("model, JSON", dicts(about), read, (ModelFileError,))
 
 
-@pytest.fixture(scope="module")
-def estimator(tmp_path_factory) -> tuple[Path, np.ndarray, np.ndarray]:
+@pytest.fixture(scope="module", params=["modern", "paper"])
+def estimator(request: Any, tmp_path_factory) -> tuple[Path, np.ndarray, np.ndarray]:
     """A saved one, series, and what it says of them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("aeon")
+    from integrations.estimators import PAPER, TINY
     from primaldual.integrations.aeon import AttentionClassifier
 
     path = tmp_path_factory.mktemp("estimator") / "model"
     X = np.random.default_rng(0).normal(size=(16, 2, 12))
-    sizes: dict[str, Any] = {"d_model": 8, "heads": 2, "layers": 1, "feedforward": 8}
+    given: dict[str, Any] = {"modern": TINY, "paper": PAPER}[request.param]
     model = AttentionClassifier(
-        mechanism("bn+sh"), **sizes, epochs=2, n_members=2, random_state=0, class_weight={"a": 1.0, "b": 2.0}
-    ).fit(X, np.array(["a", "b"] * 8))
+        mechanism("bn+sh"), **given, n_members=2, class_weight={"a": 1.0, "b": 2.0}
+    ).fit(X, np.array(["a", "b"] * 8))  # fmt: skip
     model.save(path)
     return path, X, model.predict_proba(X)
 

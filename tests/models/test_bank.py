@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from primaldual import attention
-from primaldual.models import BankSizes, PrototypeBank
+from primaldual.models import BankConfig, BankSizes, PrototypeBank, SolvedBank
+from primaldual.models.solved_bank import bank_features
+from primaldual.svr.ridge import ridge
 
 SIZES = BankSizes(prototypes=6, widths=(3, 5), biases=2, scale=4.0)
 LENGTHS = torch.tensor([20, 13, 20, 7])
@@ -88,3 +90,20 @@ def test_prototypes_can_be_windows_of_the_training_series():
 def test_a_channel_that_stands_still_has_no_window_of_zeros():
     bank = PrototypeBank.drawn(replace(SIZES, windows=1.0), torch.zeros(4, 20, 3), None, seed=1)
     assert all(bank.get_buffer(f"kernel_{i}").abs().amax((1, 2)).min() > 0 for i in range(len(bank.dilations)))
+
+
+@pytest.mark.parametrize("padding", [None, PADDING], ids=["whole", "padded"])
+def test_a_solved_bank_says_what_the_regression_on_its_features_says(padding, monkeypatch):
+    monkeypatch.setattr("primaldual.models.solved_bank.CACHED", 40)  # two series at a time
+    x = series()
+    bank = PrototypeBank.drawn(SIZES, x, padding, seed=1)
+    values = ridge(bank(x, padding), torch.eye(4)[:, :3], [1e-2])
+    steps = 20 if padding is None else 15
+    config = BankConfig.of(bank, channels=3, length=20, steps=steps, outputs=3, task="classification")
+    model = SolvedBank.of(config, bank, values, 2.0)
+    torch.testing.assert_close(model(x, padding), 2 * values(bank_features(bank, x, padding)).float())
+
+
+def test_a_config_of_too_many_places_is_refused_before_memory_is_taken():
+    with pytest.raises(ValueError, match="more than 1024"):
+        BankConfig(widths=(3,) * 500, channels=1, length=10, steps=100, outputs=2)

@@ -59,3 +59,38 @@ def test_another_loss_may_choose():
     x, y = cases(12, 30)
     wanted = ridge(x, y, [1.0]).held_out
     assert ridge(x, y, [1e-3, 1.0, 1e2], lambda found: float((found - wanted).abs().max())).alpha == 1.0
+
+
+@pytest.mark.parametrize(("count", "features"), [(9, 4), (5, 12)], ids=["tall", "wide"])
+def test_a_weight_is_so_many_copies_of_a_case(count, features):
+    x, y = cases(count, features)
+    weights = torch.arange(1, count + 1)
+    rows = torch.arange(count).repeat_interleave(weights)
+    # α is in units of the mean weight
+    found = ridge(x, y, [1e-2], weights=weights)
+    expected = ridge(x[rows], y[rows], [1e-2 * len(rows) / count])
+    new, _ = cases(6, features, seed=1)
+    torch.testing.assert_close(found(new), expected(new), rtol=1e-9, atol=1e-9)
+
+
+def test_a_case_with_a_weight_is_left_out_whole():
+    x, y = cases(9, 4)
+    weights = torch.linspace(0.5, 2, 9, dtype=torch.float64)
+    found = ridge(x, y, [0.1], weights=weights)
+    x = (x - found.mean) / found.std
+    share = weights / weights.mean()
+    for i in range(9):
+        rest = torch.arange(9) != i
+        w = share[rest][:, None]
+        centre, middle = (w * x[rest]).sum(0) / w.sum(), (w * y[rest]).sum(0) / w.sum()
+        inner = x[rest] - centre
+        gram = inner.T @ (w * inner) + 0.4 * torch.eye(4, dtype=x.dtype)
+        values = torch.linalg.solve(gram, inner.T @ (w * (y[rest] - middle)))
+        torch.testing.assert_close(found.held_out[i], (x[i] - centre) @ values + middle, rtol=1e-8, atol=1e-8)
+
+
+def test_features_that_hardly_move_may_be_left_out():
+    x, y = cases(9, 4)
+    x[:, 0] = 1 + 1e-7 * x[:, 0]
+    assert not ridge(x, y, [1e-2], least=1e-6).coefficients[0].any()
+    assert ridge(x, y, [1e-2]).coefficients[0].any()

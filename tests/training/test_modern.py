@@ -7,7 +7,8 @@ import torch
 
 from primaldual.data import Dataset, Split
 from primaldual.models import BankSizes, PatternSizes
-from primaldual.training import Augmentation, ModernRecipe, PatternTask, Store, fit, train
+from primaldual.training import Augmentation, Ensemble, ModernRecipe, PatternTask, Store, fit, train
+from primaldual.training.calibration import calibrate
 
 NONE = {"jitter": 0.0, "scaling": 0.0, "warp": 0.0, "drop": 0.0, "cut": 0.0, "mix": 0.0}
 TINY = PatternSizes(d_model=8, heads=2, layers=1, feedforward=8, widths=(3, 5), blocks=1, tokens=10)
@@ -108,6 +109,109 @@ def test_banks_and_members_learn_and_a_seed_gives_the_same_again():
     assert not torch.equal(found, fit(data, RECIPE, seed=4).predict(data.test))
 
 
+def test_parts_side_by_side_are_those_that_are_fitted_in_turn():
+    data, recipe = dataset(), replace(RECIPE, banks=2, steps=20)
+    threads, before = torch.get_num_threads(), torch.get_rng_state()
+    found = [fit(data, recipe, seed=3, jobs=jobs).predict(data.test) for jobs in (1, 3)]
+    assert torch.equal(*found)
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_time_leaves_a_bank_or_a_member_that_has_only_begun():
+    data = dataset()
+    model = fit(data, replace(RECIPE, banks=3), seed=0, seconds=0.0)
+    assert len(model.banks) == 1 and not model.members and model.predict(data.test).isfinite().all()
+    model = fit(data, replace(RECIPE, bank=None), seed=0, seconds=0.0)
+    assert not model.banks and [one.steps for one in model.members] == [1]
+
+
+def test_in_little_time_members_have_fewer_steps(monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr("primaldual.training.modern_fit.time.monotonic", lambda: next(clock) / 100)
+    monkeypatch.setattr("primaldual.training.modern_fit.SPENT", 0.2)
+    model = fit(dataset(), RECIPE, seed=0, seconds=0.6)
+    assert 20 <= model.members[0].steps < 60
+
+
+def test_a_later_fit_keeps_what_an_earlier_one_found_and_members_go_on(monkeypatch):
+    data = dataset()
+    few = fit(data, replace(RECIPE, members=RECIPE.members[:1], steps=20), seed=0)
+    more = fit(data, replace(RECIPE, steps=20), seed=0, before=few)
+    assert [one is other for one, other in zip(more.fitted, few.fitted, strict=False)] == [True, True, False]
+    assert torch.equal(more.predict(data.test), fit(data, replace(RECIPE, steps=20), seed=0).predict(data.test))
+    begun = []
+    monkeypatch.setattr(Ensemble, "start_from", lambda self, member, state: begun.append(state))
+    longer = fit(data, replace(RECIPE, steps=50), seed=0, before=more)
+    assert [one.steps for one in longer.members] == [50, 50]
+    for state, one in zip(begun, more.members, strict=False):
+        assert all(torch.equal(state[name], x) for name, x in one.model.state_dict().items())
+    assert len(begun) == 3
+    other = fit(data, replace(RECIPE, steps=20, learning_rate=1e-4), seed=0, before=more)
+    assert other.banks == more.banks and not set(other.members) & set(more.members)
+
+
+def test_a_member_starts_from_the_weights_of_a_model():
+    task = PatternTask(dataset(), "softmax", TINY)
+    first, second = (
+        Ensemble(task, RECIPE.training(task.dataset, TINY), [seed], torch.device("cpu")) for seed in (0, 1)
+    )
+    state = first.model(0).state_dict()
+    second.start_from(0, state)
+    assert all(torch.equal(state[name], x) for name, x in second.model(0).state_dict().items())
+
+
+def test_a_part_is_fitted_by_one_thread():
+    before, seen = torch.get_num_threads(), set()
+    torch.set_num_threads(2)
+    try:
+        fit(dataset(), replace(RECIPE, steps=20), seed=0, watch=[lambda _: seen.add(torch.get_num_threads())])
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_mixed_series_are_weighed_as_their_parts_are(kind):
+    found = []
+    for weight in (1.0, 2.0):
+        task = PatternTask(
+            dataset(kind), "softmax", replace(TINY, dropout=0.0), Augmentation(), 0.1, torch.full((36,), weight)
+        )  # fmt: skip
+        torch.manual_seed(0)
+        found.append(task.loss(task.build().train(), *task.tensors("train", torch.float32, torch.device("cpu"))))
+    torch.testing.assert_close(found[1], 2 * found[0])
+
+
+def test_weights_of_cases_are_those_of_copies_for_values_and_loss():
+    data = dataset()
+    weights = torch.where(data.train.y == 1, 3.0, 1.0)
+    task = PatternTask(data, "softmax", replace(TINY, dropout=0.0), None, 0.0, weights / weights.mean())
+    model, batch = task.build().eval(), task.tensors("train", torch.float32, torch.device("cpu"))
+    rows = torch.arange(36).repeat_interleave(weights.long())
+    copied = PatternTask(data, "softmax", replace(TINY, dropout=0.0))
+    expected = copied.loss(model, *(None if x is None else x[rows] for x in batch[:3]))
+    torch.testing.assert_close(task.loss(model, *batch), expected)
+    assert task.hash != copied.hash
+    plain, weighed = (
+        fit(data, replace(RECIPE, steps=20), seed=0, weights=w).predict(data.test)[:, 1].mean() for w in (None, weights)
+    )
+    assert weighed > plain + 0.02
+
+
+def test_probabilities_are_calibrated_on_cases_that_were_not_seen():
+    torch.manual_seed(0)
+    y = torch.arange(400) % 2
+    logits = torch.randn(400, 2) + 1.5 * torch.eye(2)[y]  # of these the probabilities are right with a factor of 1.5
+    found = calibrate((6 * logits).double().softmax(1), y)
+    assert found.temperature == pytest.approx(4.0, rel=0.25) and found.after < found.before
+    assert calibrate((6 * logits[:3]).double().softmax(1), torch.tensor([0, 1, 0])).cases == 3
+    model = fit(dataset(), RECIPE, seed=0)
+    assert model.calibration.cases == 6 and model.temperature == model.calibration.temperature
+    alone = fit(dataset(), replace(RECIPE, members=()), seed=0)
+    assert alone.calibration.cases == 36
+    assert fit(dataset(), replace(RECIPE, calibration=0.0), seed=0).calibration is None
+
+
 def test_numbers_are_predicted():
     data = dataset("regression")
     error = (fit(data, RECIPE, seed=0).predict(data.test).squeeze(1) - data.test.y).square().mean().sqrt()
@@ -121,10 +225,10 @@ def test_there_are_as_many_steps_as_the_size_of_a_set_allows():
 
 
 def test_many_series_have_fewer_prototypes(monkeypatch):
-    monkeypatch.setattr("primaldual.training.modern.FEATURES", 36 * 3 * 20)
-    monkeypatch.setattr("primaldual.training.modern.LEAST", 1)
+    monkeypatch.setattr("primaldual.training.solving.FEATURES", 36 * 3 * 20)
+    monkeypatch.setattr("primaldual.training.solving.LEAST", 1)
     model = fit(dataset(), replace(RECIPE, members=()), seed=0)
-    assert model.banks[0][1].coefficients.shape[0] in range(60, 80)  # as many of every dilation
+    assert len(model.banks[0].model.mean) in range(60, 80)  # as many of every dilation
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,11 @@ def _predictions(predictor: Predictor, read: TsFile, device: object) -> tuple[st
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     if predictor.classes is None:
-        numbers = predictor.numbers(read.series, device)
+        numbers = predictor.numbers(read.series, device, torch.get_num_threads())
         writer.writerow(["series", "predicted"])
         writer.writerows([i, f"{x:.9g}"] for i, x in enumerate(numbers, 1))
         return stream.getvalue(), _error(numbers, read)
-    probabilities = predictor.probabilities(read.series, device)
+    probabilities = predictor.probabilities(read.series, device, torch.get_num_threads())
     names = [str(name) for name in predictor.classes.tolist()]
     found = [names[i] for i in probabilities.argmax(1)]
     writer.writerow(["series", "predicted", *names])

@@ -68,3 +68,22 @@ def plain(value: Any) -> Any:
     (3, 'bn')
     """
     return value.item() if isinstance(value, np.generic) else value
+
+
+def read_history(given: Any) -> list[dict[str, list[float]]]:
+    """Of every model, as a file has it."""
+    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+        raise ValueError(f"a history {given!r}")
+    return given
+
+
+def read_metadata(given: Any, channels: int) -> dict[str, Any]:
+    """What aeon knows of the training series."""
+    flags, counts = ("multivariate", "missing_values", "unequal_length"), ("n_cases", "n_channels", "n_timepoints")
+    if not isinstance(given, dict) or set(given) != {*flags, *counts}:
+        raise ValueError(f"metadata {given!r}")
+    if not all(type(given[name]) is bool for name in flags) or given["n_channels"] != channels:
+        raise ValueError(f"metadata {given!r}")
+    if not all(type(given[name]) is int or (name == "n_timepoints" and given[name] is None) for name in counts):
+        raise ValueError(f"metadata {given!r}")
+    return given

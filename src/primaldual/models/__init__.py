@@ -9,15 +9,16 @@ from .language import LANGUAGE_SIZES, LanguageConfig, LanguageModel, LanguageSiz
 from .patterns import PatternConfig, PatternSizes, PatternTransformer
 from .sequences import SequenceClassifier, SequenceConfig, SequenceSizes
 from .series import SeriesTransformer, build
+from .solved_bank import BankConfig, SolvedBank
 
 MODELS: dict[type[Spec], type[nn.Module]] = {
     SeriesConfig: SeriesTransformer, SequenceConfig: SequenceClassifier, PatternConfig: PatternTransformer,
-    LanguageConfig: LanguageModel,
+    LanguageConfig: LanguageModel, BankConfig: SolvedBank,
 }  # fmt: skip
 """The model of every kind of settings."""
 
 __all__ = [
-    "LANGUAGE_SIZES", "MODELS", "BankSizes", "LanguageConfig", "LanguageModel", "LanguageSizes", "PatternConfig",
-    "PatternSizes", "PatternTransformer", "PrototypeBank", "SequenceClassifier",
-    "SequenceConfig", "SequenceSizes", "SeriesConfig", "SeriesSizes", "SeriesTransformer", "build",
+    "LANGUAGE_SIZES", "MODELS", "BankConfig", "BankSizes", "LanguageConfig", "LanguageModel", "LanguageSizes",
+    "PatternConfig", "PatternSizes", "PatternTransformer", "PrototypeBank", "SequenceClassifier", "SequenceConfig",
+    "SequenceSizes", "SeriesConfig", "SeriesSizes", "SeriesTransformer", "SolvedBank", "build",
 ]  # fmt: skip

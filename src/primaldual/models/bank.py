@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d, pad, softplus
+from torch.nn.functional import conv1d, softplus
 
 from ..primal import Spec
 from ..primal._spec import check_count, is_number
@@ -34,10 +34,8 @@ class BankSizes(Spec):
             sees shapes alone, never the level of a series.
         windows: share of the prototypes that are windows of training series; the others are random.
         instance: whether each series is standardised by itself, on top of its channels.
-        segments: parts of equal length that a series is divided into, (1, 2, 4) for the whole, halves and quarters: the
-            mean attention weight in each is a feature, so that it is known when a series was like a prototype.
-        energy: whether the mean of log h is a feature, too: how near windows are, not only which share of them.
-        differences: whether what changes from step to step is as many channels more.
+        energy: whether the mean over windows of log h, the kernel sum of a head's two keys, is a feature, too: how like
+            a prototype they are, not only which share of them.
     """
 
     prototypes: int = 4096
@@ -47,19 +45,14 @@ class BankSizes(Spec):
     level: float = 0.0
     windows: float = 0.0
     instance: bool = False
-    segments: tuple[int, ...] = (1,)
     energy: bool = False
-    differences: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("widths", "segments"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "widths", tuple(self.widths))
         for name in ("prototypes", "biases"):
             check_count("BankSizes", name, getattr(self, name))
         if not self.widths or any(not isinstance(w, int) or w < 3 or w % 2 == 0 for w in self.widths):
             raise ValueError(f"BankSizes: widths must be odd numbers of steps of at least 3, got {self.widths!r}")
-        if not self.segments or any(not isinstance(n, int) or n < 1 for n in self.segments):
-            raise ValueError(f"BankSizes: segments must be numbers of parts, such as (1, 2, 4), got {self.segments!r}")
         if not is_number(self.windows) or not 0 <= self.windows <= 1:
             raise ValueError(f"BankSizes: windows must be a share in [0, 1], got {self.windows!r}")
         if not is_number(self.level) or not 0 <= self.level < math.inf:
@@ -70,7 +63,7 @@ class BankSizes(Spec):
     @property
     def features(self) -> int:
         """Of each prototype."""
-        return self.biases * sum(self.segments) * (2 if self.energy else 1)
+        return self.biases * (1 + self.energy)
 
 
 class PrototypeBank(nn.Module):
@@ -81,7 +74,8 @@ class PrototypeBank(nn.Module):
 
         κ(x_j, p_s) / (κ(x_j, p_s) + e^{scale·b} κ(x_j, 0)) = sigmoid(scale · (x_j·p_s − b)).
 
-    The mean over j is a soft share of windows that are like p_s. A regression on these features gives each head its
+    The mean over j is a soft share of windows that are like p_s. Less what is the same for the origin alone, log h is
+    softplus(scale · (x_j·p_s − b)): its mean, the energy, grows with how like p_s they are. A regression on these features gives each head its
     value v_s: the class scores are then attention to prototypes, Σ_s weight_s(x_j) v_s, averaged over the windows, and
     v_s is solved for, not trained. Windows are of several dilations; a prototype sees a few channels.
 
@@ -109,12 +103,12 @@ class PrototypeBank(nn.Module):
         few = torch.randperm(len(series), generator=generator)[:DRAWN]
         x = series.cpu()[few].float()
         hidden = None if padding is None else padding.cpu()[few]
-        x = _channels(x, hidden, sizes)
-        steps = series.shape[1] if padding is None else int((~padding).sum(1).float().mean())
-        places = [(width, 2**i) for width in sizes.widths for i in range(_dilations(steps, width))]
-        each = -(-sizes.prototypes // len(places))
+        x = (standardised(x, hidden) if sizes.instance else x).transpose(1, 2)
+        steps = mean_steps(series, padding)
+        found = places(sizes, steps)
+        each = -(-sizes.prototypes // len(found))
         kernels, thresholds = [], []
-        for width, dilation in places:
+        for width, dilation in found:
             kernel = _random(each, x.shape[1], width, sizes.level, generator)
             if many := round(sizes.windows * each):
                 kernel[:many] = _windows(kernel[:many], x, hidden, dilation, generator)
@@ -123,58 +117,44 @@ class PrototypeBank(nn.Module):
             deviation = own.std(1).nan_to_num(nan=1.0).clamp(min=1e-6)
             if own.shape[1] > KEPT:
                 own = own[:, torch.randint(own.shape[1], (KEPT,), generator=generator)]
-            at = (0.05 + 0.9 * torch.rand(each, sizes.biases, generator=generator)) * (own.shape[1] - 1)
+            at = (0.05 + 0.9 * _uniform(generator, each, sizes.biases)) * (own.shape[1] - 1)
             kernels.append(kernel / deviation[:, None, None])
             thresholds.append(own.sort(1).values.gather(1, at.long()) / deviation[:, None])
-        bank = PrototypeBank(kernels, thresholds, tuple(d for _, d in places), sizes)
+        bank = PrototypeBank(kernels, thresholds, tuple(d for _, d in found), sizes)
         return bank.to(series.device)
 
     @torch.no_grad()
     def forward(self, series: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Features [batch, prototypes · biases · segments], as often again with the energy.
+        """Features [batch, prototypes · biases], as often again with the energy.
 
         Args:
             series: [batch, length, channels], 0 at padded steps.
             padding: [batch, length], True after the end of a series.
         """
-        x, over = _channels(series, padding, self.sizes), _segments(series, padding, self.sizes.segments)
+        x = (standardised(series, padding) if self.sizes.instance else series).transpose(1, 2)
+        count = x.shape[2] if padding is None else (~padding).sum(1, keepdim=True)
         found = []
         for i, dilation in enumerate(self.dilations):
             kernel, thresholds = self.get_buffer(f"kernel_{i}"), self.get_buffer(f"threshold_{i}")
             scores = conv1d(x, self.sizes.scale * kernel, padding=dilation * (kernel.shape[-1] // 2), dilation=dilation)
+            if padding is not None:
+                scores.masked_fill_(padding.unsqueeze(1), -math.inf)  # of weight 0, and of no energy
             for threshold in self.sizes.scale * thresholds.T:
                 above = scores - threshold[:, None]
                 if self.sizes.energy:
-                    found.append((softplus(above) @ over).flatten(1) / self.sizes.scale)
-                found.append((above.sigmoid_() @ over).flatten(1))
+                    found.append(softplus(above).sum(-1) / (count * self.sizes.scale))
+                found.append(above.sigmoid_().sum(-1) / count)
         return torch.cat(found, 1)
 
 
-def _channels(series: Tensor, padding: Tensor | None, sizes: BankSizes) -> Tensor:
-    """What prototypes are compared with, [batch, channels, length]: 0 at padded steps."""
-    x = (standardised(series, padding) if sizes.instance else series).transpose(1, 2)
-    if not sizes.differences:
-        return x
-    change = pad(x.diff(dim=2), (1, 0))
-    if padding is not None:
-        change = change.masked_fill(padding.unsqueeze(1), 0.0)
-    return torch.cat([x, change], 1)
+def places(sizes: BankSizes, steps: int) -> list[tuple[int, int]]:
+    """The widths and dilations of prototypes for series of so many steps."""
+    return [(width, 2**i) for width in sizes.widths for i in range(_dilations(steps, width))]
 
 
-def _segments(series: Tensor, padding: Tensor | None, parts: tuple[int, ...]) -> Tensor:
-    """Weights whose sums over steps are means over parts of a series' own length, [batch or 1, length, parts].
-
-    A part of a series that has fewer steps than parts is the step that stands there.
-    """
-    steps = torch.arange(series.shape[1], device=series.device, dtype=torch.float64)[:, None]
-    lengths = steps.new_full((1,), len(steps)) if padding is None else (~padding).sum(1).clamp(min=1).double()
-    found = []
-    for many in parts:
-        first = (torch.arange(many, device=series.device) * lengths[:, None, None] / many).floor()
-        after = ((torch.arange(many, device=series.device) + 1) * lengths[:, None, None] / many).ceil()
-        inside = (steps >= first) & (steps < after)
-        found.append(inside.double() / inside.sum(1, keepdim=True))
-    return torch.cat(found, 2).to(series.dtype)
+def mean_steps(series: Tensor, padding: Tensor | None) -> int:
+    """Of series [cases, length, channels], without those that are padded."""
+    return series.shape[1] if padding is None else int((~padding).sum(1).float().mean())
 
 
 def _dilations(steps: int, width: int) -> int:
@@ -184,14 +164,14 @@ def _dilations(steps: int, width: int) -> int:
 
 def _random(many: int, channels: int, width: int, level: float, generator: torch.Generator) -> Tensor:
     """Prototypes [many, channels, width] with weights in 1 to MOST_CHANNELS channels, few more often than many."""
-    shape = torch.randn(many, width, generator=generator)
+    shape = torch.randn(many, width, generator=generator, dtype=torch.float32)
     shape -= shape.mean(1, keepdim=True)
     if level:
-        shape += level * torch.randn(many, 1, generator=generator)
+        shape += level * torch.randn(many, 1, generator=generator, dtype=torch.float32)
     most = min(channels, MOST_CHANNELS)
-    seen = torch.exp(torch.rand(many, generator=generator) * math.log(most + 1)).long().clamp(1, most)
-    rank = torch.rand(many, channels, generator=generator).argsort(1).argsort(1)
-    sign = torch.where(torch.rand(many, channels, generator=generator) < 0.5, -1.0, 1.0)
+    seen = torch.exp(_uniform(generator, many) * math.log(most + 1)).long().clamp(1, most)
+    rank = _uniform(generator, many, channels).argsort(1).argsort(1)
+    sign = 1.0 - 2.0 * (_uniform(generator, many, channels) < 0.5).float()
     return shape[:, None] * (sign * (rank < seen[:, None]))[:, :, None]
 
 
@@ -203,9 +183,14 @@ def _windows(random: Tensor, x: Tensor, hidden: Tensor | None, dilation: int, ge
     many, _, width = random.shape
     case = torch.randint(len(x), (many,), generator=generator)
     steps = torch.full((many,), x.shape[2]) if hidden is None else (~hidden).sum(1)[case]
-    first = (torch.rand(many, generator=generator) * (steps - dilation * (width - 1)).clamp(min=1)).long()
+    first = (_uniform(generator, many) * (steps - dilation * (width - 1)).clamp(min=1)).long()
     at = (first[:, None] + dilation * torch.arange(width)).clamp(max=x.shape[2] - 1)
     window = x[case].gather(2, at[:, None].expand(-1, x.shape[1], -1))
     window = window - window.mean(2, keepdim=True)
     moves = window.abs().amax(2, keepdim=True) > 1e-6
     return torch.where(moves, window * (random != 0), random)
+
+
+def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    """Numbers in [0, 1), in float32 whatever torch's default is."""
+    return torch.rand(shape, generator=generator, dtype=torch.float32)

@@ -13,6 +13,7 @@ from ..nn import TransformerEncoderLayer
 from ..primal import Primal, Spec, as_primal
 from ..primal._spec import check_choice, check_count
 from .config import TASKS
+from .dropout import DrawnDropout
 from .sizes import check_sizes
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class PatternConfig(PatternSizes):
         return max(1, round(self.length / self.tokens))
 
     @property
+    def drops_attention(self) -> bool:
+        """Whether there is dropout on attention weights."""
+        return (self.dropout if self.attention_dropout is None else self.attention_dropout) > 0
+
+    @property
     def products(self) -> int:
         """Multiplications of one series on its way to the scores, but for those of the attention itself."""
         d, tokens = self.d_model, -(-self.length // self.stride)
@@ -130,7 +136,12 @@ class PatternTransformer(nn.Module):
     >>> model = PatternTransformer(PatternConfig(channels=3, length=200, outputs=4, mechanism="bn+sh"))
     >>> model(torch.randn(2, 200, 3)).shape
     torch.Size([2, 4])
+
+    Attributes:
+        generator: what series are augmented by in training; None for the one that the process shares.
     """
+
+    generator: torch.Generator | None = None
 
     def __init__(self, config: PatternConfig) -> None:
         super().__init__()
@@ -149,7 +160,7 @@ class PatternTransformer(nn.Module):
         self.norm = nn.LayerNorm(d)
         attends = "attention" in config.pooling
         self.queries = nn.Parameter(torch.randn(config.heads, d) * d**-0.5) if attends else None
-        self.dropout = nn.Dropout(min(0.9, 2 * config.dropout))
+        self.dropout = DrawnDropout(min(0.9, 2 * config.dropout))
         wide = {"attention": config.heads, "flat": tokens}
         self.head = nn.Linear(d * sum(wide.get(how, 1) for how in config.pooling), config.outputs)
 
@@ -213,7 +224,7 @@ class _Convolution(nn.Module):
         super().__init__()
         self.norm = nn.BatchNorm1d(channels)
         self.convolution = nn.Conv1d(channels, channels, 5, padding=2)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = DrawnDropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.dropout(self.convolution(gelu(self.norm(x))))
@@ -224,6 +235,7 @@ def _layer(config: PatternConfig) -> TransformerEncoderLayer:
         config.d_model, config.heads, config.feedforward, config.dropout, "gelu", batch_first=True, norm_first=True,
         mechanism=config.mechanism, impl=config.impl,
     )  # fmt: skip
+    layer.dropout, layer.dropout1, layer.dropout2 = (DrawnDropout(config.dropout) for _ in range(3))
     if config.attention_dropout is not None:
         layer.self_attn.dropout = config.attention_dropout
     return layer

@@ -4,7 +4,9 @@ from ..base.packages import MissingPackageError
 from .augmentation import Augmentation
 from .ensemble import Ensemble, check
 from .loop import Training
-from .modern import ModernModel, ModernRecipe, fit
+from .modern import ModernRecipe
+from .modern_fit import fit
+from .modern_model import ModernModel
 from .patterns import PatternTask
 from .progress import Progress, Watch
 from .recipe import Recipe

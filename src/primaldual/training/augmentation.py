@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,45 +39,46 @@ class Augmentation(Spec):
             if not is_number(value) or not 0 <= value < 1:
                 raise ValueError(f"Augmentation: {field.name} must be in [0, 1), got {value!r}")
 
-    def __call__(self, series: Tensor, padding: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Other series of the same shape, their padding and targets.
-
-        Drawn by torch's generator of the device, without waiting for it.
+    def __call__(
+        self, series: Tensor, padding: Tensor | None, targets: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Other series of the same shape, their padding and targets, without waiting for the device.
 
         Args:
             series: [batch, length, channels], 0 at padded steps.
             padding: [batch, length], True after the end of a series.
             targets: [batch, outputs], floating.
+            generator: of the device; None for torch's own.
         """
         x, (batch, length, channels) = series, series.shape
-        one = x.new_ones(batch, 1, 1)
+        draw = _Drawn(x, generator)
         if self.warp:
-            x = self._warped(x, padding)
+            x = self._warped(x, padding, draw)
         if self.scaling:
-            x = x * (1 + self.scaling * torch.randn_like(x[:, :1]))
+            x = x * (1 + self.scaling * draw.normal(batch, 1, channels))
         if self.jitter:
-            x = x + self.jitter * torch.randn_like(x)
+            x = x + self.jitter * draw.normal(batch, length, channels)
         if self.drop and channels > 2:
-            x = x * (torch.rand_like(x[:, :1]) >= self.drop)
+            x = x * (draw.uniform(batch, 1, channels) >= self.drop)
         if self.cut:
             place = torch.linspace(0, 1, length, device=x.device, dtype=x.dtype)[None, :, None]
-            x = x * ((place - torch.rand_like(one)).abs() > self.cut / 2 * torch.rand_like(one))
+            x = x * ((place - draw.uniform(batch, 1, 1)).abs() > self.cut / 2 * draw.uniform(batch, 1, 1))
         if padding is not None:
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         if not self.mix or batch < 2:
             return x, padding, targets
-        share = self.mix * torch.rand_like(one)
+        share = self.mix * draw.uniform(batch, 1, 1)
         other = x.roll(1, 0)  # the order of a batch is random
         targets = targets + share[:, 0] * (targets.roll(1, 0) - targets)
         return x + share * (other - x), None if padding is None else padding & padding.roll(1, 0), targets
 
-    def _warped(self, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _warped(self, x: Tensor, padding: Tensor | None, draw: _Drawn) -> Tensor:
         """Each series at other times of its own, linear between steps, its ends repeated."""
         batch, length, channels = x.shape
         steps = torch.arange(length, device=x.device, dtype=x.dtype).expand(batch, -1)
         last = steps[:, -1:] if padding is None else ((~padding).sum(1, keepdim=True) - 1).clamp(min=1).to(x)
         place = steps / max(1, length - 1) if padding is None else (steps / last).clamp(max=1)
-        speed, shift, swing, phase = (torch.rand(4, batch, 1, device=x.device, dtype=x.dtype) * 2 - 1).unbind(0)
+        speed, shift, swing, phase = (draw.uniform(4, batch, 1) * 2 - 1).unbind(0)
         place = (place - 0.5) * (1 + self.warp * speed) + 0.5 + self.warp / 2 * shift
         place = place + self.warp / 6 * swing * torch.sin(2 * torch.pi * place + torch.pi * phase)
         at = place.clamp(0, 1) * last
@@ -85,3 +87,16 @@ class Augmentation(Spec):
         after = torch.minimum(before + 1, last.long().unsqueeze(-1))
         first, second = wide.gather(1, before), wide.gather(1, after)
         return first + (second - first) * (at - at.floor()).unsqueeze(-1)
+
+
+class _Drawn:
+    """Random tensors of the dtype and on the device of another."""
+
+    def __init__(self, like: Tensor, generator: torch.Generator | None) -> None:
+        self.options: Any = {"dtype": like.dtype, "device": like.device, "generator": generator}
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, **self.options)
+
+    def uniform(self, *shape: int) -> Tensor:
+        return torch.rand(shape, **self.options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,6 +88,15 @@ class Ensemble:
         """Take over what `tensors` gave."""
         for name, x in self.tensors().items():
             x.copy_(tensors[name])
+        self.weights.refresh()
+
+    def start_from(self, member: int, state: Mapping[str, Tensor]) -> None:
+        """Give a member weights of a model; what the optimiser knows stays."""
+        with torch.no_grad():
+            for name, x in self.weights.named(self.weights.matrix[member]):
+                x.copy_(state[name])
+            for name, x in self.weights.buffers.items():
+                x[member].copy_(state[name])
         self.weights.refresh()
 
     def step(self, rows: Tensor, length: int | None = None) -> None:

@@ -101,9 +101,14 @@ class Training:
             if save:
                 save(self)
             if self._chosen:
-                self.ensemble.load(self.ensemble.tensors() | self._chosen)
+                self.choose()
                 if self.recipe.test_at_end and "test" in self.ensemble.parts:
                     self._test_chosen()
+
+    def choose(self) -> None:
+        """Take the weights that are the best on validation so far, where there is such a part."""
+        if self._chosen:
+            self.ensemble.load(self.ensemble.tensors() | self._chosen)
 
     def _randomness(self) -> AbstractContextManager[None]:
         """The caller's random state is left alone: on a GPU graphs draw from it, and one ensemble trains at a time."""

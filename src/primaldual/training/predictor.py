@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..base.threads import on_threads, side_by_side
 from ..data import Dataset, Preparation, Split, fill_gaps
-from ..models import PatternConfig, SeriesConfig
+from ..models import BankConfig, PatternConfig, SeriesConfig
 from ..primal import Spec
+from .calibration import calibrated
 from .labels import labels_from_json, labels_to_json
 from .model_file import ModelFileError, Models, dtype_of, model_of, read, write
 from .series import series_tensors
 
-PREDICTED = 1 << 15
-"""Steps that a member predicts from at once."""
+PREDICTED, BEYOND = 1 << 13, 8
+"""Steps that a member predicts from at once on a CPU; and so many times more on a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,8 @@ class Predictor:
         classes: labels, in the order of the scores; None for regression.
         target: what predictions are multiplied by, and what is added then.
         about: what else a file is to say, in JSON.
+        shares: of every member in what is predicted; all alike unless given.
+        temperature: what the logarithms of the probabilities are divided by.
     """
 
     configs: Sequence[Spec]
@@ -41,39 +46,66 @@ class Predictor:
     classes: np.ndarray | None
     target: tuple[float, float] = (1.0, 0.0)
     about: Mapping[str, Any] = field(default_factory=dict)
+    shares: Sequence[float] | None = None
+    temperature: float = 1.0
 
-    @torch.no_grad()
-    def outputs(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> Tensor:
-        """Of every member from series [length, channels]: scores [members, cases, classes], or [members, cases]."""
+    def prepared(self, series: Sequence[np.ndarray]) -> Split:
+        """Series [length, channels] as the models take them; those that are too long are cut, with a warning."""
         filled = [fill_gaps(np.asarray(one, dtype=np.float64)) for one in series]
         length = self.preparation.length
         if longer := sum(len(one) > length for one in filled):
             warnings.warn(
                 f"{longer} of {len(filled)} series are longer than every series of fit: cut to {length} steps",
-                stacklevel=5,
+                stacklevel=6,
             )
         x, lengths = self.preparation.apply(filled)
-        split, size = Split(x, lengths, torch.zeros(len(x))), max(1, PREDICTED // length)
-        found = []
-        for config, weights in zip(self.configs, self.weights, strict=True):
-            dtype = dtype_of(weights)
-            model = model_of(config, weights).to(device)
-            inputs, padding, _ = series_tensors(split, dtype, torch.device(device))
-            assert inputs is not None
-            chunks = inputs.split(size)
-            paddings = [None] * len(chunks) if padding is None else padding.split(size)
-            scores = [model(chunk, hidden) for chunk, hidden in zip(chunks, paddings, strict=True)]
-            found.append(torch.cat(scores).double().cpu())
-        return torch.stack(found)
+        return Split(x, lengths, torch.zeros(len(x)))
 
-    def probabilities(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> np.ndarray:
-        """Of the classes, [cases, classes]: the mean over members."""
-        return self.outputs(series, device).softmax(-1).mean(0).numpy()
+    def model(self, member: int) -> nn.Module:
+        """A member, ready to predict."""
+        return model_of(self.configs[member], self.weights[member])
 
-    def numbers(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu") -> np.ndarray:
-        """Predictions in the targets' own unit, [cases]: the mean over members."""
-        scale, offset = self.target
-        return offset + scale * self.outputs(series, device).mean(0).numpy()
+    def outputs(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu", jobs: int = 1) -> Tensor:
+        """Of every member from series [length, channels]: scores [members, cases, classes], or [members, cases]."""
+        return self.outputs_of(self.prepared(series), device, jobs)
+
+    def outputs_of(self, split: Split, device: torch.device | str = "cpu", jobs: int = 1) -> Tensor:
+        """The same of series that are prepared; on a CPU by so many threads, whose number changes nothing."""
+        device = torch.device(device)
+        on_cpu = device.type == "cpu"
+        size = max(1, (PREDICTED if on_cpu else BEYOND * PREDICTED) // split.x.shape[1])
+        models, pieces = [self.model(i).to(device) for i in range(len(self.configs))], range(0, len(split), size)
+
+        @torch.no_grad()
+        def piece(at: tuple[int, int]) -> Tensor:
+            member, first = at
+            rows = slice(first, first + size)
+            part = Split(split.x[rows], split.lengths[rows], split.y[rows])
+            x, padding, _ = series_tensors(part, dtype_of(self.weights[member]), device)
+            with on_threads(1) if on_cpu else nullcontext():
+                return models[member](x, padding).double().cpu()
+
+        found = side_by_side(piece, [(i, first) for i in range(len(models)) for first in pieces], jobs if on_cpu else 1)
+        return torch.cat(found).unflatten(0, (len(models), len(split)))
+
+    def probabilities(
+        self, series: Sequence[np.ndarray], device: torch.device | str = "cpu", jobs: int = 1
+    ) -> np.ndarray:
+        """Of the classes, [cases, classes]: the mean over members by their shares, calibrated."""
+        return self.together(self.outputs(series, device, jobs)).numpy()
+
+    def numbers(self, series: Sequence[np.ndarray], device: torch.device | str = "cpu", jobs: int = 1) -> np.ndarray:
+        """Predictions in the targets' own unit, [cases]: the mean over members by their shares."""
+        return self.together(self.outputs(series, device, jobs)).numpy()
+
+    def together(self, outputs: Tensor) -> Tensor:
+        """What is predicted of what members put out: probabilities [cases, classes], or numbers [cases]."""
+        shares = torch.tensor(self.shares or [1.0] * len(outputs), dtype=outputs.dtype)
+        shares = shares / shares.sum()
+        if self.classes is None:
+            scale, offset = self.target
+            return offset + scale * torch.tensordot(shares, outputs, 1)
+        return calibrated(torch.tensordot(shares, outputs.softmax(-1), 1), self.temperature)
 
     def save(self, path: Path) -> None:
         """Into one file, which is whole or not there."""
@@ -85,6 +117,7 @@ class Predictor:
         said = {
             "length": self.preparation.length, "target": list(self.target),
             "classes": None if self.classes is None else labels_to_json(self.classes),
+            "shares": None if self.shares is None else list(self.shares), "temperature": self.temperature,
         }  # fmt: skip
         return Models(self.configs, self.weights, prepared, {"series": said} | dict(self.about))
 
@@ -109,7 +142,7 @@ class Predictor:
     @classmethod
     def _of(cls, models: Models, said: Mapping[str, Any]) -> Predictor:
         configs, (mean, std) = models.configs, (models.beside[name] for name in ("mean", "std"))
-        known = [config for config in configs if isinstance(config, SeriesConfig | PatternConfig)]
+        known = [config for config in configs if isinstance(config, SeriesConfig | PatternConfig | BankConfig)]
         if len(known) < len(configs):
             raise ModelFileError("its models are not of time series")
         first, shapes = known[0], {(c.channels, c.length, c.outputs, c.task) for c in known}
@@ -125,9 +158,21 @@ class Predictor:
         scale, offset = said["target"]
         if not all(type(x) in (int, float) and np.isfinite(x) for x in (scale, offset)):
             raise ModelFileError(f"its targets are in {said['target']!r}")
+        shares, temperature = said.get("shares"), said.get("temperature", 1.0)  # files of before have neither
+        if shares is not None and not (
+            isinstance(shares, list) and len(shares) == len(known) and all(map(_is_share, shares)) and sum(shares) > 0
+        ):
+            raise ModelFileError(f"its members have the shares {str(shares)[:80]}")
+        if type(temperature) not in (int, float) or not 1e-3 <= temperature <= 1e3:
+            raise ModelFileError(f"its temperature is {str(temperature)[:80]}")
         preparation = Preparation(mean.numpy(), std.numpy(), first.length)
         others = {name: value for name, value in models.about.items() if name != "series"}
-        return cls(list(configs), models.weights, preparation, classes, (scale, offset), others)  # type: ignore[arg-type]
+        weights = models.weights
+        return cls(list(known), weights, preparation, classes, (scale, offset), others, shares, temperature)
+
+
+def _is_share(x: Any) -> bool:
+    return type(x) in (int, float) and 0 <= x <= 1
 
 
 def predictor_of(data: Dataset, model: nn.Module, target: tuple[float, float] = (1.0, 0.0)) -> Predictor:
