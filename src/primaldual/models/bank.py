@@ -75,9 +75,10 @@ class PrototypeBank(nn.Module):
         κ(x_j, p_s) / (κ(x_j, p_s) + e^{scale·b} κ(x_j, 0)) = sigmoid(scale · (x_j·p_s − b)).
 
     The mean over j is a soft share of windows that are like p_s. Less what is the same for the origin alone, log h is
-    softplus(scale · (x_j·p_s − b)): its mean, the energy, grows with how like p_s they are. A regression on these features gives each head its
-    value v_s: the class scores are then attention to prototypes, Σ_s weight_s(x_j) v_s, averaged over the windows, and
-    v_s is solved for, not trained. Windows are of several dilations; a prototype sees a few channels.
+    softplus(scale · (x_j·p_s − b)): its mean, the energy, grows with how like p_s they are. A regression on these
+    features gives each head its value v_s: the class scores are then attention to prototypes, Σ_s weight_s(x_j) v_s,
+    averaged over the windows, and v_s is solved for, not trained. Windows are of several dilations; a prototype sees a
+    few channels.
 
     Args:
         kernels: of every width and dilation, [prototypes, channels, width]; divided by the deviation of their scores.
