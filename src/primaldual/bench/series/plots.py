@@ -22,10 +22,10 @@ def critical_difference(found: Results) -> bytes | None:
     if len(found.methods) < FEWEST or len(found.complete) < FEWEST:
         return None
     with _quiet() as aeon:
-        longest = max(map(len, found.methods))
+        beside = 1.4 + 0.155 * max(map(len, found.methods))  # inches for the names
         drawing, _ = aeon.plot_critical_difference(
             found.scores().round(6), list(found.methods), lower_better=found.lower_is_better,
-            width=4.5 + 0.28 * longest, textspace=0.7 + 0.13 * longest,
+            width=3.6 + 2 * beside, textspace=beside,
         )  # fmt: skip
         return _closed(drawing)
 

@@ -79,7 +79,7 @@ def _summary(found: Results) -> Grid:
         line["peak_bytes"] = line["peak_bytes"] and line["peak_bytes"] / 2**20
         of = str(line["sets"]) if line["sets"] == len(found.sets) else f"{line['sets']} of {len(found.sets)}"
         rows.append((line["method"], of, *(_number(line[name], digits) for name, (_, digits) in columns.items())))
-    title = f"All methods: means over the {len(found.complete)} {found.kind} sets that all of them have"
+    title = f"Means over the {len(found.complete)} sets that all have: {found.kind}"
     return Grid(title, ("method", "sets", *(title for title, _ in columns.values())), tuple(rows))
 
 

@@ -113,10 +113,10 @@ class Results:
         means = [(a.mean(self.measure), b.mean(self.measure)) for a, b in both]
         found = np.array([(a, b) for a, b in means if a is not None and b is not None]).reshape(-1, 2)
         gains = (found[:, 0] - found[:, 1]) * (-1 if self.lower_is_better else 1)
-        # errors have the unit of their set: they are compared as shares of the rival's
-        outcomes = outcome((gains / np.abs(found[:, 1]) if self.lower_is_better else gains).tolist())
+        if self.lower_is_better:  # errors have the unit of their set: they are compared as shares of the rival's
+            gains = gains / np.maximum(np.abs(found[:, 1]), np.finfo(float).tiny)
         gain = None if self.lower_is_better or not len(gains) else float(gains.mean())
-        return Pair(rival, len(gains), outcomes, gain, _wilcoxon(gains))
+        return Pair(rival, len(gains), outcome(gains.tolist()), gain, _wilcoxon(gains))
 
 
 def _wilcoxon(gains: np.ndarray) -> float | None:

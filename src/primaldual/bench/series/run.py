@@ -15,7 +15,7 @@ from .fit import Task
 from .job import Job
 from .records import Record, Store
 from .sets import SeriesSet, read_set
-from .worker import Worker, first_of
+from .worker import Worker, first_of, preload
 
 TURN = 0.5
 """Seconds between two looks at what is running, and at what other processes do."""
@@ -76,6 +76,7 @@ class _Run:
     def run(self, wanted: Sequence[Job]) -> None:
         left, elsewhere = deque(open_jobs(wanted, self.store, self.limits)), deque[Job]()
         tried = set[Job]()
+        preload(job.path for job in left)
         try:
             while left or elsewhere or self.active:
                 while left and len(self.active) < self.limits.processes:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,21 @@ from .fit import Task, measured
 _FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 
 
+BEGUN = {"begun": True}
+"""What a process says once it has its series."""
+
+
 class Worker:
     """Begins with a task; `result` is there once it has ended.
 
     Args:
         log: what the fit prints; taken away where it succeeds.
-        limit: seconds, from the start of the process to its end; None for none.
+        limit: seconds, from when it has its series to its end; None for none.
     """
 
     def __init__(self, task: Task, log: Path, limit: float | None) -> None:
         self.task, self.log, self.limit = task, log, limit
-        self.began = time.monotonic()
+        self.began: float | None = None
         log.parent.mkdir(parents=True, exist_ok=True)
         context = _context()
         self.receiver, sender = context.Pipe(duplex=False)
@@ -42,7 +47,10 @@ class Worker:
         """Scores and times, or a `failure` in words; None while it is running."""
         if self.receiver.poll() or not self.process.is_alive():
             found = self._received()
-        elif self.limit is not None and time.monotonic() - self.began > self.limit:
+            if found == BEGUN:
+                self.began = time.monotonic()
+                return None
+        elif self._is_late():
             found = {"failure": f"stopped after {self.limit:g} s", "time_limit": self.limit}
         else:
             return None
@@ -50,6 +58,9 @@ class Worker:
         if "failure" not in found:
             remove(self.log)
         return found
+
+    def _is_late(self) -> bool:
+        return self.limit is not None and self.began is not None and time.monotonic() - self.began > self.limit
 
     def stop(self, patience: float = 0.0) -> None:
         """End the process, whatever it is doing, once it had so many seconds to end by itself."""
@@ -76,12 +87,14 @@ def first_of(workers: list[Worker], seconds: float) -> None:
     wait([worker.receiver for worker in workers], seconds)
 
 
+def preload(paths: Iterable[str]) -> None:
+    """Have these classes' modules imported once, and not by every process; to be called before the first worker."""
+    modules = dict.fromkeys(path.rpartition(".")[0] for path in paths)
+    multiprocessing.set_forkserver_preload(["__main__", __name__, "sklearn.base", *modules])
+
+
 def _context() -> Any:
-    if not _FORKS:
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__, "sklearn.base"])
-    return context
+    return multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 
 
 def _work(task: Task, sender: Connection, log: Path) -> None:
@@ -91,6 +104,7 @@ def _work(task: Task, sender: Connection, log: Path) -> None:
     with log.open("wb") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
+    sender.send(BEGUN)
     try:
         sender.send(measured(task))
     except Exception as error:
