@@ -71,6 +71,14 @@ class Killed(Nearest):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Greedy(Nearest):
+    """Takes a gibibyte."""
+
+    def fit(self, X, y):
+        np.empty(1 << 27)
+        return super().fit(X, y)
+
+
 class Slow(Nearest):
     """Longer than any limit of a test."""
 

@@ -125,6 +125,15 @@ def test_a_bad_set_is_told_and_the_others_go_on(sets, tmp_path):
     assert "test files were not opened" in " ".join(folds.stdout.split())
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system holds no process to its memory")
+def test_a_fit_that_wants_too_much_memory_fails_alone(sets, tmp_path):
+    for limit, failed in ((1, True), (4, False)):
+        result = call(sets, tmp_path / "out", "Greedy Guess", "--only", "Second", "--no-plot", "--seeds", 1,
+                      "--memory-limit", limit, "--retry")  # fmt: skip
+        assert result.exit_code == failed
+        assert ("Greedy: 1 of 1 failed; split 0, seed 0: MemoryError: Unable to" in result.stdout) == failed
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [(("--train-only", "--resamples", 2), "with --train-only there are --folds"),

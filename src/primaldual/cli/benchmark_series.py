@@ -66,6 +66,9 @@ def benchmark_series(
     time_limit: Annotated[
         float, typer.Option(min=0, help="Seconds of a fit with its predictions; 0: no limit.")
     ] = 3600.0,
+    memory_limit: Annotated[
+        float, typer.Option(min=0, help="GiB of a fit, on Linux: more is a failure; 0: no limit.")
+    ] = 0.0,
     retry: Annotated[bool, typer.Option("--retry", help="Try again what failed before.")] = False,
     output: Annotated[Path, typer.Option(help="The folder of records.")] = Path("primaldual-benchmark"),
     reports: options.Reports = None,
@@ -76,9 +79,9 @@ def benchmark_series(
     """Compare the library's estimators with aeon's and scikit-learn's on the same sets, splits and seeds.
 
     Every fit runs in a process of its own, and leaves a record; what is recorded is not run again, so that a run that
-    was stopped goes on, and several processes in one folder share the work. What fails, or takes longer than
-    --time-limit, is recorded and shown, and the others go on. The report has scores, times, mean ranks and pairs; it is
-    printed, and written as Markdown, CSV, JSON and PNG.
+    was stopped goes on, and several processes in one folder share the work. What fails, or goes over --time-limit or
+    --memory-limit, is recorded and shown, and the others go on. The report has scores, times, mean ranks and pairs; it
+    is printed, and written as Markdown, CSV, JSON and PNG.
 
     The archive's test files tell what a method is worth. To choose between methods or settings, use --train-only.
     """
@@ -99,7 +102,7 @@ def benchmark_series(
 
         data, unreadable = _read(sources, protocol)
         wanted = list(jobs_of(data, methods, protocol, seeds))
-    limits = Limits(jobs, threads, time_limit or None, retry)
+    limits = Limits(jobs, threads, time_limit or None, int(memory_limit * 2**30) or None, retry)
     store = Store(output)
     with one_line_errors(1):
         left = _left(wanted, store, limits, show_them=dry_run)

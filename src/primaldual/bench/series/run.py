@@ -29,12 +29,14 @@ class Limits:
         processes: fits at a time.
         n_jobs: threads of each.
         seconds: from the start of a fit to its last prediction; None for any.
+        memory: bytes of its process, where the system can hold it to them; None for any.
         retry: whether what failed before is tried again.
     """
 
     processes: int = 1
     n_jobs: int = 1
     seconds: float | None = None
+    memory: int | None = None
     retry: bool = False
 
 
@@ -115,7 +117,7 @@ class _Run:
                 except (ValueError, OSError) as error:  # a split that there is not, or a file that is gone
                     self._add(job, {"failure": str(error)})
                     return True
-                worker = Worker(task, self.store.log(job), self.limits.seconds)
+                worker = Worker(task, self.store.log(job), self.limits.seconds, self.limits.memory)
                 self.active[job] = worker, held.pop_all()
         return True
 

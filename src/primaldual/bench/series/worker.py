@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,16 @@ class Worker:
     Args:
         log: what the fit prints; taken away where it succeeds.
         limit: seconds, from when it has its series to its end; None for none.
+        memory: bytes of data, its libraries' included; None for any.
     """
 
-    def __init__(self, task: Task, log: Path, limit: float | None) -> None:
+    def __init__(self, task: Task, log: Path, limit: float | None, memory: int | None = None) -> None:
         self.task, self.log, self.limit = task, log, limit
         self.began: float | None = None
         log.parent.mkdir(parents=True, exist_ok=True)
         context = _context()
         self.receiver, sender = context.Pipe(duplex=False)
-        self.process = context.Process(target=_work, args=(task, sender, log))
+        self.process = context.Process(target=_work, args=(task, sender, log, memory))
         self.process.start()
         sender.close()
 
@@ -97,7 +99,7 @@ def _context() -> Any:
     return multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 
 
-def _work(task: Task, sender: Connection, log: Path) -> None:
+def _work(task: Task, sender: Connection, log: Path, memory: int | None) -> None:
     """The process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and decides
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
@@ -106,11 +108,19 @@ def _work(task: Task, sender: Connection, log: Path) -> None:
         os.dup2(stream.fileno(), 2)
     sender.send(BEGUN)
     try:
+        _hold_to(memory)
         sender.send(measured(task))
     except Exception as error:
         traceback.print_exc()
         said = without_paths(str(error))
         sender.send({"failure": f"{type(error).__name__}{': ' if said else ''}{said}"})
+
+
+def _hold_to(memory: int | None) -> None:
+    """Asking for more is a `MemoryError` from here on."""
+    if memory is not None:
+        resource = import_module("resource")
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def _end_with(parent: Any) -> None:
