@@ -82,6 +82,9 @@ class Greedy(Nearest):
 class Slow(Nearest):
     """Longer than any limit of a test."""
 
+    def __init__(self, random_state=None):
+        self.random_state = random_state
+
     def fit(self, X, y):
         time.sleep(60)
 
@@ -111,3 +114,9 @@ class TakesAll(Tagged):
     """Unequal lengths and missing values."""
 
     takes = "unequal_length", "missing_values"
+
+
+class TakesUnequal(Tagged):
+    """Unequal lengths without gaps."""
+
+    takes = ("unequal_length",)

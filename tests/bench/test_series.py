@@ -113,6 +113,11 @@ def test_series_are_prepared_as_far_as_a_method_needs_it():
     assert tagged.notes == ["missing values interpolated", "padded or cut to the longest training series"]
     assert tagged.apply([np.arange(12.0).reshape(2, 6)])[0].tolist() == [[0, 1, 2, 3], [6, 7, 8, 9]]
 
+    filled = Preparation(RIVALS + "TakesUnequal")
+    given = filled.fit([long, short])
+    assert [x.shape for x in given] == [(2, 4), (2, 2)] and all(x.flags.c_contiguous for x in given)
+    assert given[1].tolist() == [[2, 2], [2, 2]] and filled.notes == ["missing values interpolated"]
+
     flat = Preparation(RIVALS + "Nearest")
     given = flat.fit([long, short])
     assert given.shape == (2, 8)

@@ -46,7 +46,7 @@ def ran(sets, tmp_path_factory) -> tuple[Path, Result]:
     """Everything that can happen, in one run."""
     output = tmp_path_factory.mktemp("out")
     rivals = "Nearest Guess Broken Killed Slow Mean NotFinite"
-    result = call(sets, output, rivals, "--seeds", 2, "--time-limit", 1, "--no-plot", "--jobs", 2)
+    result = call(sets, output, rivals, "--seeds", 2, "--time-limit", 1, "--no-plot")
     return output, result
 
 
@@ -58,13 +58,13 @@ def test_what_fails_is_recorded_and_shown_and_the_others_go_on(ran, sets):
         record = json.loads(path.read_text())
         said.setdefault(record["method"], {})[record["set"], record["seed"]] = record
     both = {("First", 0), ("Second", 0)}
-    assert set(said["Nearest"]) == set(said["Broken"]) == set(said["Killed"]) == set(said["Slow"]) == both
-    assert set(said["Guess"]) == {(name, seed) for name in ("First", "Second") for seed in (0, 1)}
+    assert set(said["Nearest"]) == set(said["Broken"]) == set(said["Killed"]) == both
+    assert set(said["Guess"]) == set(said["Slow"]) == {(name, seed) for name in ("First", "Second") for seed in (0, 1)}
     assert set(said["Mean"]) == set(said["NotFinite"]) == {("Third", 0)}
     failures = {name: {one.get("failure") for one in found.values()} for name, found in said.items()}
     assert failures["Broken"] == {"LookupError: it has no screws"}
     assert failures["Killed"] == {"its process was killed, perhaps for want of memory"}
-    assert failures["Slow"] == {"stopped after 1 s"}
+    assert failures["Slow"] == {"stopped after 1 s", "not begun: split 0, seed 0 was stopped after 1 s"}
     assert failures["NotFinite"] == {"ValueError: what it predicts is not finite"}
     assert failures["Nearest"] == failures["Guess"] == failures["Mean"] == {None}
     assert [path.parent.name for path in output.glob("logs/First/*/*") if "last words" in path.read_text()] == [
@@ -90,7 +90,7 @@ def test_a_table_fits_80_columns_and_says_what_failed(ran):
     ):  # fmt: skip
         assert part in text
     log = ran[1].stderr.splitlines()
-    assert len(log) == 14 and "14 of 14:" in log[-1] and "left" in log[5]
+    assert len(log) == 16 and "16 of 16:" in log[-1] and "left" in log[5]
 
 
 def test_a_second_run_does_nothing_and_reports_the_same(ran, sets):
@@ -98,13 +98,13 @@ def test_a_second_run_does_nothing_and_reports_the_same(ran, sets):
     reports = {path.name: path.read_bytes() for path in output.glob("reports/*")}
     rivals = "Nearest Guess Broken Killed Slow Mean NotFinite"
     again = call(sets, output, rivals, "--seeds", 2, "--time-limit", 1, "--no-plot")
-    assert "14 of 14 fits are recorded, 0 to go" in again.stdout and records(output) == before
+    assert "16 of 16 fits are recorded, 0 to go" in again.stdout and records(output) == before
     assert {path.name: path.read_bytes() for path in output.glob("reports/*")} == reports
     assert sorted(reports) == ["series.csv", "series.json", "series.md"]
     lines = list(csv.DictReader(reports["series.csv"].decode().splitlines()))
     assert len(lines) == 7 and {line["method"] for line in lines} == {"Nearest", "Guess", "Mean"}
     longer = call(sets, output, rivals, "--seeds", 2, "--time-limit", 9, "--dry-run")
-    assert longer.exit_code == 0 and "12 of 14 fits are recorded, 2 to go" in longer.stdout
+    assert longer.exit_code == 0 and "12 of 16 fits are recorded, 4 to go" in longer.stdout
     assert "First, Slow, split 0, seed 0" in longer.stdout
 
 
@@ -120,7 +120,7 @@ def test_a_bad_set_is_told_and_the_others_go_on(sets, tmp_path):
     result = call(tmp_path, tmp_path / "out", "Mean Nearest", "--no-plot")
     assert result.exit_code == 1 and len(records(tmp_path / "out")) == 1
     assert "Bad_TEST.ts, line 1: expected a tag" in result.stdout
-    folds = call(tmp_path, tmp_path / "out", "Nearest", "--no-plot", "--train-only", "--folds", 2)
+    folds = call(tmp_path, tmp_path / "out", "Nearest", "--no-plot", "--train-only", "--folds", 2, "--jobs", 2)
     assert folds.exit_code == 0 and len(records(tmp_path / "out")) == 5
     assert "test files were not opened" in " ".join(folds.stdout.split())
 

@@ -65,7 +65,8 @@ class Preparation:
 
     def _filled(self, x: np.ndarray) -> np.ndarray:
         filled = fill_gaps(x.T).T
-        return np.where(np.isnan(filled), self.mean[:, None], filled)  # a channel without any value
+        known = np.where(np.isnan(filled), self.mean[:, None], filled)  # a channel without any value
+        return np.ascontiguousarray(known)  # as numba's distances of lists take them
 
     def _padded(self, x: np.ndarray) -> np.ndarray:
         more = self.length - x.shape[1]
