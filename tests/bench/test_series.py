@@ -249,6 +249,9 @@ def test_means_leave_out_a_set_that_a_method_failed_on():
     lines = {line["method"]: line for line in summary(found)}
     assert lines["a"]["accuracy"] == 90 and lines["a"]["sets"] == 2 and lines["b"]["sets"] == 1
     assert lines["a"]["rank"] == 2.0
+    never = fake({"a": [[90], [50]], "b": [[92], [60]], "c": [[], []]})
+    assert never.complete == ("S0", "S1") and never.ranks() == {"a": 2.0, "b": 1.0}
+    assert summary(never)[2] == dict.fromkeys(summary(never)[0]) | {"method": "c", "sets": 0}
 
 
 def test_pairs_say_who_wins_and_whether_it_is_chance():
@@ -304,6 +307,8 @@ def test_diagrams_are_drawn_where_there_is_enough_to_draw():
         found = fake({name: [[x] for x in generator.uniform(5, 99, 7)] for name in ("a", "b", "c")}, kind)
         assert critical_difference(found).startswith(b"\x89PNG") and scatter(found, "c").startswith(b"\x89PNG")
     assert not pyplot.get_fignums()
+    never = fake({name: [[float(ord(name) + i)] * (name != "d") for i in range(7)] for name in ("a", "b", "c", "d")})
+    assert critical_difference(never) and scatter(never, "b") and scatter(never, "d") is None
     few = fake({"a": [[1.0]], "b": [[2.0]]})
     assert critical_difference(few) is None and scatter(few, "b") is None
 

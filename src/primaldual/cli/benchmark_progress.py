@@ -46,7 +46,7 @@ def watching(wanted: Sequence[Job], store: Store, left: Sequence[Job], processes
             remaining = "" if seconds is None or not to_do else f"{timedelta(seconds=round(seconds))} left"
             said = f"{job.text()}: {_words(record)}"
             if errors.is_terminal:
-                bar.update(task, completed=done, description=escape(said), left=remaining)
+                bar.update(task, completed=done, description=escape(f"{job.dataset}, {job.method}"), left=remaining)
                 if "failure" in record:
                     bar.console.print(f"[yellow]{escape(said)}[/]", highlight=False, soft_wrap=True)
                 return

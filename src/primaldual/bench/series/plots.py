@@ -19,12 +19,12 @@ FEWEST = 3
 
 def critical_difference(found: Results) -> bytes | None:
     """Methods on a line of mean ranks; bars join those that do not differ. None of too few methods or sets."""
-    if len(found.methods) < FEWEST or len(found.complete) < FEWEST:
+    if len(found.measured) < FEWEST or len(found.complete) < FEWEST:
         return None
     with _quiet() as aeon:
-        beside = 1.4 + 0.155 * max(map(len, found.methods))  # inches for the names
+        beside = 1.4 + 0.155 * max(map(len, found.measured))  # inches for the names
         drawing, _ = aeon.plot_critical_difference(
-            found.scores().round(6), list(found.methods), lower_better=found.lower_is_better,
+            found.scores().round(6), list(found.measured), lower_better=found.lower_is_better,
             width=3.6 + 2 * beside, textspace=beside,
         )  # fmt: skip
         return _closed(drawing)
@@ -32,16 +32,16 @@ def critical_difference(found: Results) -> bytes | None:
 
 def scatter(found: Results, rival: str) -> bytes | None:
     """A point per set: the first method against a rival. None of a single set."""
-    column = found.methods.index(rival)
-    scores = found.scores()
-    if len(scores) < 2:
+    first, scores = found.methods[0], found.scores()
+    if len(scores) < 2 or not {first, rival} <= set(found.measured):
         return None
+    ours, theirs = (scores[:, found.measured.index(name)] for name in (first, rival))
     unit, metric = (1.0, "RMSE") if found.lower_is_better else (100.0, "accuracy")  # aeon's accuracies end at 1
     needed("seaborn", "seaborn", "the scatter of pairs", '"primaldual[compare]"')
     with _quiet() as aeon:
         tested = len(scores) >= ENOUGH
         drawing, axes = aeon.plot_pairwise_scatter(
-            scores[:, 0] / unit, scores[:, column] / unit, found.methods[0], rival, metric=metric,
+            ours / unit, theirs / unit, first, rival, metric=metric,
             lower_better=found.lower_is_better, statistic_tests=tested, figsize=(7.5, 7.5),
         )  # fmt: skip
         axes.set_xlabel(axes.get_xlabel(), loc="left")  # beside the note on dashed lines, not under it

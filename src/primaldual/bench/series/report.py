@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -75,7 +76,7 @@ def _summary(found: Results) -> Grid:
         "peak_bytes": ("MiB", 0),
     }  # fmt: skip
     rows = []
-    for line in sorted(summary(found), key=lambda line: line["rank"] or 0):
+    for line in sorted(summary(found), key=lambda line: line["rank"] or math.inf):
         line["peak_bytes"] = line["peak_bytes"] and line["peak_bytes"] / 2**20
         of = str(line["sets"]) if line["sets"] == len(found.sets) else f"{line['sets']} of {len(found.sets)}"
         rows.append((line["method"], of, *(_number(line[name], digits) for name, (_, digits) in columns.items())))

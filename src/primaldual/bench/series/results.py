@@ -87,14 +87,20 @@ class Results:
         return self.kind == "regression"
 
     @property
-    def complete(self) -> tuple[str, ...]:
-        """The sets on which every method came to its end at least once."""
-        return tuple(s for s in self.sets if all(self.cells[s, m].records for m in self.methods))
+    def measured(self) -> tuple[str, ...]:
+        """The methods that came to their end on any set; the others have no rank, and keep no set out."""
+        return tuple(m for m in self.methods if any(self.cells[s, m].records for s in self.sets))
 
-    def scores(self, measure: str | None = None) -> np.ndarray:
-        """[complete sets, methods]: means over the fits."""
-        rows = [[self.cells[s, m].mean(measure or self.measure) for m in self.methods] for s in self.complete]
-        return np.array(rows, dtype=float).reshape(len(rows), len(self.methods))
+    @property
+    def complete(self) -> tuple[str, ...]:
+        """The sets on which every one of these came to its end at least once."""
+        measured = self.measured
+        return tuple(s for s in self.sets if measured and all(self.cells[s, m].records for m in measured))
+
+    def scores(self) -> np.ndarray:
+        """[complete sets, measured methods]: means over the fits."""
+        rows = [[self.cells[s, m].mean(self.measure) for m in self.measured] for s in self.complete]
+        return np.array(rows, dtype=float).reshape(len(rows), len(self.measured))
 
     def ranks(self) -> dict[str, float]:
         """Mean ranks over the complete sets, 1 the best; equal ones share theirs."""
@@ -102,7 +108,7 @@ class Results:
             return {}
         stats = needed("scipy.stats", "scipy", "ranks of methods")
         ranked = stats.rankdata(self.scores().round(6) * (1 if self.lower_is_better else -1), axis=1)
-        return dict(zip(self.methods, ranked.mean(0).tolist(), strict=True))
+        return dict(zip(self.measured, ranked.mean(0).tolist(), strict=True))
 
     def pairs(self) -> list[Pair]:
         """The first method against every other."""
@@ -154,7 +160,7 @@ def summary(found: Results) -> list[dict[str, Any]]:
     ranks = found.ranks()
     score_names = ("accuracy", "macro_f1", "log_loss") if found.kind == "classification" else ()
     for name in found.methods:
-        cells = [found.cells[one, name] for one in found.complete]
+        cells = [found.cells[one, name] for one in found.complete if name in ranks]
         line: dict[str, Any] = {"method": name, "sets": sum(bool(found.cells[s, name].records) for s in found.sets)}
         line["rank"] = ranks.get(name)
         for measure in score_names:
