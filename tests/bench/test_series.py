@@ -69,6 +69,16 @@ def test_folds_cover_the_training_file_once_and_the_test_file_is_never_opened(fo
         read_set(sets_in(folder)[0], False)
 
 
+@pytest.mark.parametrize("regression", [False, True], ids=["classification", "regression"])
+def test_blocks_are_of_neighbours_in_the_file(tmp_path, regression):
+    write_set(tmp_path, "Mine", regression=regression)
+    data = read_set(sets_in(tmp_path)[0], True)
+    place = {x.tobytes(): i for i, x in enumerate(data.train.x)}
+    for fold in range(4):
+        _, test = Folds(4, blocks=True).split(data, fold)  # classes take turns in the file: a block has one of each
+        assert sorted(place[x.tobytes()] for x in test.x) == [3 * fold, 3 * fold + 1, 3 * fold + 2]
+
+
 def test_folds_that_there_are_not_are_an_error(folder):
     data = read_set(sets_in(folder)[0], True)
     with pytest.raises(DataError, match="no class has 5 training series"):
@@ -153,10 +163,10 @@ def test_a_record_is_named_by_all_that_a_result_follows_from(folder, tmp_path):
     assert key(protocol=Resamples(5)) == same  # more resamples leave the archive's split as it is
     others = {
         key(seed=1), key(protocol=Resamples(5), split=1), key(protocol=Resamples(1, limit=5)), key(protocol=Folds(4)),
-        key(protocol=Folds(3)), key(name=RIVALS + "Nearest"), key(parameters={"share": "1"}),
+        key(protocol=Folds(3)), key(protocol=Folds(3, blocks=True)), key(name=RIVALS + "Nearest"), key(parameters={"share": "1"}),
         key(stated=replace(data, digest="other")),
     }  # fmt: skip
-    assert len(others) == 8 and same not in others
+    assert len(others) == 9 and same not in others
     (folder / "Mine_TEST.ts").write_text((folder / "Mine_TEST.ts").read_text().replace("0.1", "0.2"))
     assert key(stated=read_set(sets_in(folder)[0], False).stated) != same
 

@@ -57,6 +57,9 @@ def benchmark_series(
         bool, typer.Option("--train-only", help="Cross-validate in the training files; never open a test file.")
     ] = False,
     folds: Annotated[int, typer.Option(min=2, help="With --train-only.")] = 4,
+    blocks: Annotated[
+        bool, typer.Option("--blocks", help="With --train-only: folds of neighbours, as for windows of one recording.")
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, … of every method that has a random state.")] = 3,
     limit: Annotated[
         int | None, typer.Option(min=2, show_default=False, help="Use at most so many series of every file.")
@@ -91,11 +94,13 @@ def benchmark_series(
     with one_line_errors(2):
         if train_only and resamples > 1:
             raise ValueError("--resamples are of the archive's split; with --train-only there are --folds")
+        if blocks and not train_only:
+            raise ValueError("--blocks are of the training file; give --train-only, too")
         chosen = dict.fromkeys([*([OURS] if ours else []), *(options.names_option(against) or ())])
         methods = [method(name) for name in chosen]
         if len({one.name for one in methods}) < len(methods) or not methods:
             raise ValueError(f"--against needs methods of different names; got {against!r}")
-        protocol: Protocol = Folds(folds, limit) if train_only else Resamples(resamples, limit)
+        protocol: Protocol = Folds(folds, limit, blocks) if train_only else Resamples(resamples, limit)
         sources = sets_in(directory, options.names_option(only))
     with one_line_errors(1):
         from ..bench.series import jobs as jobs_of

@@ -61,10 +61,18 @@ class Resamples:
 
 @dataclass(frozen=True)
 class Folds:
-    """Stratified cross-validation within the training file; the test file is never opened."""
+    """Stratified cross-validation within the training file; the test file is never opened.
+
+    Args:
+        count: how many folds.
+        limit: as in `Resamples`.
+        blocks: whether a fold is of neighbours in the file (in each class), and not drawn: where they are windows of
+            one recording, a window of which the next one was trained on says little about other recordings.
+    """
 
     count: int = 4
     limit: int | None = None
+    blocks: bool = False
 
     @property
     def train_only(self) -> bool:
@@ -83,17 +91,19 @@ class Folds:
         kind = selection.StratifiedKFold if stratified else selection.KFold
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class of fewer series than folds is absent from some of them
-            folds = list(kind(self.count, shuffle=True, random_state=0).split(np.zeros(len(part)), part.y))
+            drawn = {} if self.blocks else {"shuffle": True, "random_state": 0}
+            folds = list(kind(self.count, **drawn).split(np.zeros(len(part)), part.y))
         train, held_out = folds[index]
         return part.take(train), part.take(held_out)
 
     def identity(self) -> dict[str, Any]:
         """What enters the name of a record."""
-        return {"kind": "folds", "count": self.count, "limit": self.limit}
+        return {"kind": "blocks" if self.blocks else "folds", "count": self.count, "limit": self.limit}
 
     def words(self) -> str:
         """For a reader."""
-        return f"{self.count} folds of the training file; test files were not opened{_limit_words(self.limit)}"
+        what = "blocks of neighbours in" if self.blocks else "folds of"
+        return f"{self.count} {what} the training file; test files were not opened{_limit_words(self.limit)}"
 
 
 Protocol = Resamples | Folds
