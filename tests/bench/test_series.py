@@ -163,8 +163,8 @@ def test_a_record_is_named_by_all_that_a_result_follows_from(folder, tmp_path):
     assert key(protocol=Resamples(5)) == same  # more resamples leave the archive's split as it is
     others = {
         key(seed=1), key(protocol=Resamples(5), split=1), key(protocol=Resamples(1, limit=5)), key(protocol=Folds(4)),
-        key(protocol=Folds(3)), key(protocol=Folds(3, blocks=True)), key(name=RIVALS + "Nearest"), key(parameters={"share": "1"}),
-        key(stated=replace(data, digest="other")),
+        key(protocol=Folds(3)), key(protocol=Folds(3, blocks=True)), key(name=RIVALS + "Nearest"),
+        key(parameters={"share": "1"}), key(stated=replace(data, digest="other")),
     }  # fmt: skip
     assert len(others) == 9 and same not in others
     (folder / "Mine_TEST.ts").write_text((folder / "Mine_TEST.ts").read_text().replace("0.1", "0.2"))
