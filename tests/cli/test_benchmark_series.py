@@ -196,6 +196,9 @@ def test_interrupted_it_says_so_and_leaves_no_process(sets, tmp_path):
     )  # fmt: skip
     _until(lambda: wait.read_text())
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
+    try:
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130 and b"the same command goes on" in said and b"Traceback" not in said
     _until(lambda: _is_gone(int(wait.read_text())))
