@@ -31,6 +31,7 @@ import torch
 
 from primaldual.data import Dataset, Split, cache, load
 from primaldual.data.archive import manifest
+from primaldual.models import BankSizes
 from primaldual.primal import Spec
 from primaldual.training import ModernRecipe, fit
 
@@ -52,7 +53,7 @@ class Unit(NamedTuple):
 
 
 def changed(spec: Any, **changes: Any) -> Any:
-    """A spec with other fields; `bank__scale=3` is a field of a field, and of all members where those are many."""
+    """A spec with other fields; `members__heads=8` is a field of every member."""
     for name, value in changes.items():
         first, _, rest = name.partition("__")
         if rest:
@@ -63,22 +64,26 @@ def changed(spec: Any, **changes: Any) -> Any:
     return spec
 
 
-DEFAULT = ModernRecipe()
-BANK, MEMBERS = replace(DEFAULT, members=()), replace(DEFAULT, bank=None)
+DEFAULT = ModernRecipe(calibration=0.0)
+BANKS, MEMBERS = replace(DEFAULT, members=()), replace(DEFAULT, banks=())
+BANK = replace(BANKS, banks=(BankSizes(),))
 CANDIDATES: dict[str, ModernRecipe] = {
+    "default": DEFAULT,
+    "banks": BANKS,
     "bank": BANK,
+    "bank-energy": changed(BANK, banks__energy=True, banks__prototypes=2048),
     "members": MEMBERS,
-    "bank-1024": changed(BANK, bank__prototypes=1024),
-    "bank-8192": changed(BANK, bank__prototypes=8192),
-    "bank-soft": changed(BANK, bank__scale=3.0),
-    "bank-hard": changed(BANK, bank__scale=30.0),
-    "bank-widths": changed(BANK, bank__widths=(5, 9, 15)),
-    "bank-instance": changed(BANK, bank__instance=True),
-    "bank-level": changed(BANK, bank__level=0.7),
-    "bank-level-windows": changed(BANK, bank__level=0.7, bank__windows=0.3),
-    "bank-windows": changed(BANK, bank__windows=1.0),
-    "bank-half-windows": changed(BANK, bank__windows=0.5),
-    "bank-one-bias": changed(BANK, bank__biases=1, bank__prototypes=3 * DEFAULT.bank.prototypes),
+    "bank-1024": changed(BANK, banks__prototypes=1024),
+    "bank-8192": changed(BANK, banks__prototypes=8192),
+    "bank-soft": changed(BANK, banks__scale=3.0),
+    "bank-hard": changed(BANK, banks__scale=30.0),
+    "bank-widths": changed(BANK, banks__widths=(5, 9, 15)),
+    "bank-instance": changed(BANK, banks__instance=True),
+    "bank-level": changed(BANK, banks__level=0.7),
+    "bank-level-windows": changed(BANK, banks__level=0.7, banks__windows=0.3),
+    "bank-windows": changed(BANK, banks__windows=1.0),
+    "bank-half-windows": changed(BANK, banks__windows=0.5),
+    "bank-one-bias": changed(BANK, banks__biases=1, banks__prototypes=3 * BankSizes().prototypes),
     "no-attention": changed(MEMBERS, members__layers=0),
     "one-layer": changed(MEMBERS, members__layers=1),
     "bn": changed(MEMBERS, mechanism="bn"),

@@ -10,7 +10,7 @@ from primaldual.models import BankSizes, PatternSizes, SeriesSizes
 from primaldual.training import ModernRecipe, Recipe
 
 MEMBER = PatternSizes(widths=(3, 5), tokens=8, d_model=8, heads=2, layers=1, feedforward=8)
-RECIPE = ModernRecipe(bank=BankSizes(prototypes=64), members=(MEMBER,), steps=20, batch_size=8, learning_rate=5e-3)
+RECIPE = ModernRecipe(banks=(BankSizes(prototypes=64),), members=(MEMBER,), steps=20, batch_size=8, learning_rate=5e-3)
 TINY = {"recipe": RECIPE, "random_state": 0, "device": "cpu"}
 SIZES = SeriesSizes(d_model=16, heads=2, layers=1, feedforward=16)
 PAPER = TINY | {"recipe": Recipe(SIZES, epochs=4, batch_size=8)}

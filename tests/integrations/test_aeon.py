@@ -169,7 +169,9 @@ def test_the_default_dtype_of_torch_does_not_matter():
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.3])
 def test_the_number_of_jobs_changes_nothing(kind, attention_dropout, monkeypatch):
     X, _ = sines()
-    recipe = replace(RECIPE, banks=2, members=(replace(MEMBER, attention_dropout=attention_dropout), MEMBER))
+    recipe = replace(
+        RECIPE, banks=2 * RECIPE.banks, members=(replace(MEMBER, attention_dropout=attention_dropout), MEMBER)
+    )
     alone, both = (fitted(kind, recipe=recipe, n_jobs=jobs) for jobs in (1, 2))
     monkeypatch.setattr("primaldual.training.predictor.PREDICTED", 60)  # five series at a time
     np.testing.assert_array_equal(outputs(both, X), outputs(alone, X))
@@ -333,7 +335,9 @@ def test_few_and_short_series_and_many_channels(kind, shape):
 
 def test_wide_stems_see_short_series():
     X, y = sines(length=2)
-    wide = replace(RECIPE, bank=BankSizes(prototypes=16, widths=(9, 21)), members=(replace(MEMBER, widths=(21, 41)),))
+    wide = replace(
+        RECIPE, banks=(BankSizes(prototypes=16, widths=(9, 21)),), members=(replace(MEMBER, widths=(21, 41)),)
+    )
     assert np.isfinite(fitted(recipe=wide).predict_proba(sines()[0][..., :2])).all()
     assert np.isfinite(AttentionClassifier(**TINY | {"recipe": wide}).fit(X, y).predict_proba(X)).all()
 
@@ -435,7 +439,7 @@ def test_a_loss_that_is_not_finite_is_an_error_where_there_is_nothing_else():
         fitted(recipe=replace(PAPER["recipe"], learning_rate=1e30))
     wild = replace(RECIPE, learning_rate=1e30, clip=1e30)
     with pytest.raises(RuntimeError, match=r"not finite in step .*; lower the learning rate"):
-        fitted(recipe=replace(wild, bank=None))
+        fitted(recipe=replace(wild, banks=()))
     assert len(fitted(recipe=wild).weights_) == 1
 
 

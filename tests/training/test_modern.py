@@ -13,7 +13,7 @@ from primaldual.training.calibration import calibrate
 NONE = {"jitter": 0.0, "scaling": 0.0, "warp": 0.0, "drop": 0.0, "cut": 0.0, "mix": 0.0}
 TINY = PatternSizes(d_model=8, heads=2, layers=1, feedforward=8, widths=(3, 5), blocks=1, tokens=10)
 RECIPE = ModernRecipe(
-    bank=BankSizes(prototypes=64), members=(TINY, replace(TINY, widths=(3,))), steps=60, learning_rate=5e-3
+    banks=(BankSizes(prototypes=64),), members=(TINY, replace(TINY, widths=(3,))), steps=60, learning_rate=5e-3
 )
 
 
@@ -110,7 +110,7 @@ def test_banks_and_members_learn_and_a_seed_gives_the_same_again():
 
 
 def test_parts_side_by_side_are_those_that_are_fitted_in_turn():
-    data, recipe = dataset(), replace(RECIPE, banks=2, steps=20)
+    data, recipe = dataset(), replace(RECIPE, banks=2 * RECIPE.banks, steps=20)
     threads, before = torch.get_num_threads(), torch.get_rng_state()
     found = [fit(data, recipe, seed=3, jobs=jobs).predict(data.test) for jobs in (1, 3)]
     assert torch.equal(*found)
@@ -119,9 +119,9 @@ def test_parts_side_by_side_are_those_that_are_fitted_in_turn():
 
 def test_no_time_leaves_a_bank_or_a_member_that_has_only_begun():
     data = dataset()
-    model = fit(data, replace(RECIPE, banks=3), seed=0, seconds=0.0)
+    model = fit(data, replace(RECIPE, banks=3 * RECIPE.banks), seed=0, seconds=0.0)
     assert len(model.banks) == 1 and not model.members and model.predict(data.test).isfinite().all()
-    model = fit(data, replace(RECIPE, bank=None), seed=0, seconds=0.0)
+    model = fit(data, replace(RECIPE, banks=()), seed=0, seconds=0.0)
     assert not model.banks and [one.steps for one in model.members] == [1]
 
 
@@ -233,7 +233,7 @@ def test_many_series_have_fewer_prototypes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"bank": None, "members": ()}, "a bank, members"), ({"share": 1.5}, "share"), ({"mechanism": "s"}, "softmax")],
+    [({"banks": (), "members": ()}, "give banks, members"), ({"share": 1.5}, "share"), ({"mechanism": "s"}, "softmax")],
 )  # fmt: skip
 def test_a_recipe_that_cannot_be_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):

@@ -2,10 +2,10 @@
 
 # in the order in which the help lists commands
 from . import bench_kernels, bench_training, bench_regression, certify, train, train_text, predict  # isort: skip
-from . import reproduce, sweep, efficiency, build, data  # isort: skip
+from . import benchmark_series, reproduce, sweep, efficiency, build, data  # isort: skip
 from .main import app
 
 __all__ = [
-    "app", "bench_kernels", "bench_regression", "bench_training", "build", "certify", "data", "efficiency",
-    "predict", "reproduce", "sweep", "train", "train_text",
+    "app", "bench_kernels", "bench_regression", "bench_training", "benchmark_series", "build", "certify", "data",
+    "efficiency", "predict", "reproduce", "sweep", "train", "train_text",
 ]  # fmt: skip

@@ -243,7 +243,7 @@ class AttentionEstimator(BaseCollectionEstimator):
     @classmethod
     def _get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
         member = PatternSizes(d_model=8, heads=2, layers=1, feedforward=8, widths=(3, 5), tokens=8)
-        modern = ModernRecipe(bank=BankSizes(prototypes=32), members=(member,), steps=4)
+        modern = ModernRecipe(banks=(BankSizes(prototypes=32),), members=(member,), steps=4)
         sizes = SeriesSizes(d_model=8, heads=2, layers=1, feedforward=8)
         paper = Recipe(sizes, epochs=2, batch_size=8, validation=0.3, patience=1)
         return [

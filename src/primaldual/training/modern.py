@@ -11,6 +11,8 @@ from .augmentation import Augmentation
 from .recipe import Recipe
 from .schedule import Cosine
 
+BANKS = (BankSizes(prototypes=2048, energy=True), BankSizes(windows=0.5), BankSizes(level=0.7))
+"""Random shapes and how near they come; shapes of training series; shapes that know the level of a series."""
 LEAST_STEPS = 20
 """Of a member, however large its series are."""
 
@@ -20,8 +22,8 @@ class ModernRecipe(Spec):
     """How series are learned by default.
 
     Args:
-        bank: of prototypes whose values ridge regression solves for; None for none.
-        banks: so many, each drawn anew.
+        banks: of prototypes whose values ridge regression solves for, one each: different ones see different things. ()
+            for none.
         members: sizes of the transformers, one each: different stems see different things. () for none.
         mechanism: of their attention, or its name.
         share: of the transformers in the prediction, where there are both.
@@ -38,8 +40,7 @@ class ModernRecipe(Spec):
     True
     """
 
-    bank: BankSizes | None = BankSizes()
-    banks: int = 1
+    banks: tuple[BankSizes, ...] = BANKS
     members: tuple[PatternSizes, ...] = (PatternSizes(),)
     mechanism: str | Primal = "softmax"
     share: float = 0.5
@@ -56,10 +57,11 @@ class ModernRecipe(Spec):
     calibration: float = 0.2
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "members", tuple(self.members))
+        for name in ("banks", "members"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         object.__setattr__(self, "mechanism", as_primal(self.mechanism))
-        if self.bank is None and not self.members:
-            raise ValueError("ModernRecipe: give a bank, members, or both")
+        if not self.banks and not self.members:
+            raise ValueError("ModernRecipe: give banks, members, or both")
         if not 0 <= self.share <= 1:
             raise ValueError(f"ModernRecipe: share must be in [0, 1], got {self.share!r}")
         if not 0 <= self.calibration <= 0.5:

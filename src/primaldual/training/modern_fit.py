@@ -59,7 +59,7 @@ def fit(
             are to have more steps go on.
     """
     fitting = _Fitting(data, recipe, torch.device(device), watch, overall, weights, jobs, seconds, before)
-    banks = [Part(i, recipe.bank, seed + i) for i in range(recipe.banks)] if recipe.bank else []
+    banks = [Part(i, sizes, seed + i) for i, sizes in enumerate(recipe.banks)]
     members = [Part(i, sizes, seed + i) for i, sizes in enumerate(recipe.members)]
     if members and fitting.held is not None:
         members.append(Part(0, recipe.members[0], seed, calibrates=True))
@@ -231,7 +231,7 @@ def _held_out(data: Dataset, share: float) -> tuple[Tensor, Tensor] | None:
 
 def _trains_alike(before: ModernRecipe, now: ModernRecipe) -> bool:
     """Whether members of a recipe go on in another: it may have more of them, more steps, and other banks."""
-    free = ("bank", "banks", "members", "share", "steps", "passes", "work")
+    free = ("banks", "members", "share", "steps", "passes", "work")
     first, second = (
         {name: x for name, x in one.to_dict().items() if name not in free} for one in (before, now)
     )  # fmt: skip
