@@ -52,8 +52,8 @@ class CausalTokens(torch.autograd.Function):
         dq, dk, dv = (empty_like_heads(x, x.shape[-1]) for x in (q, k, v))
         fork = _forked(q)
         with fork.part(0):
-            mine = (x[:, tokens] for x in (grad, q, k, v, out))
-            found = cudnn.by_cudnn(*mine, lse.squeeze(-1), is_causal=True)
+            g, queries, keys_, values_, output = (x[:, tokens] for x in (grad, q, k, v, out))
+            found = cudnn.by_cudnn(g, queries, keys_, values_, output, lse.squeeze(-1), is_causal=True)
             place_three(found, (dq[:, tokens], dk[:, tokens], dv[:, tokens]), window=1)
         with fork.part(1):
             call = _call(k, v, ctx.scales)

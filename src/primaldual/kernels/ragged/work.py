@@ -161,8 +161,8 @@ def _order(
     for row, head in enumerate(layout):
         if not (whole[row] or sweep or adding):
             for b, m in product(range(batch), range(back_blocks)):
-                points = _seen(head, (m + 1) * tile.query_rows) if causal else head.points
-                back.append((3 * tile.query_rows * points, (QUERIES, row, b, m)))
+                seen = _seen(head, (m + 1) * tile.query_rows) if causal else head.points
+                back.append((3 * tile.query_rows * seen, (QUERIES, row, b, m)))
     back.sort(key=lambda item: -item[0])
     return tile, [task for _, task in back]
 
