@@ -24,8 +24,11 @@ def language_plot(found: LanguageTable) -> bytes | None:
         drawing.axes[0].set_ylabel("bits per byte, validation")
         handles = [drawing.axes[0].plot([], [], color=_colour(name), label=name)[0] for name in found.mechanisms]
         drawing.legend(handles=handles, loc="outside lower center", ncols=6)
-        title = f"Language models of IMDb, byte by byte: mean and range of {len(found.seeds)} seeds"
-        drawing.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        many = len(found.seeds)
+        drawing.suptitle(
+            f"Language models of IMDb, byte by byte\n{f'mean and range of {many} seeds' if many > 1 else 'one seed'}",
+            x=0.01, ha="left", fontsize=12, fontweight="bold",
+        )  # fmt: skip
         return png(drawing, 150)
 
 
