@@ -25,6 +25,7 @@ from sklearn.pipeline import make_pipeline
 
 from integrations.estimators import BOTH, ESTIMATORS, MEMBER, PAPER, RECIPE, SIZES, TINY, fitted, outputs, sines
 from primaldual.integrations.aeon import AttentionClassifier, AttentionRegressor
+from primaldual.integrations.recipes import modern_recipe
 from primaldual.models import BankSizes
 from primaldual.primal import mechanism
 from primaldual.training import Ensemble, MissingPackageError, ModernRecipe, Recipe, Training, csv_log
@@ -114,6 +115,17 @@ def test_regression_learns_and_the_unit_of_targets_does_not_matter(offset, scale
     plain = AttentionRegressor(**changes).fit(X, np.sign(scale) * y)
     found = (model.predict(X_test) - offset) / abs(scale)
     np.testing.assert_allclose(found, plain.predict(X_test), atol=0.02)
+
+
+def test_a_regression_has_banks_alone_unless_a_mechanism_or_members_are_given():
+    X, y = sines(16, length=24, regression=True)
+    alone = AttentionRegressor(random_state=0, device="cpu").fit(X, y)
+    assert alone.shares_ == [1 / 3] * 3 and not any(alone.history_)
+    with pytest.raises(ValueError, match="give a mechanism, or n_members"):
+        alone.diagnose(X[:2])
+    for mechanism, members in (("bn", None), (None, 2)):
+        recipe = modern_recipe(None, mechanism, members, classifies=False)
+        assert len(recipe.members) == (members or 1) and recipe.share == 0.25
 
 
 def test_defaults_learn_targets_far_from_zero_in_few_steps():

@@ -129,7 +129,8 @@ class AttentionClassifier(AttentionEstimator, BaseClassifier):
 class AttentionRegressor(AttentionEstimator, BaseRegressor):
     """Predicts a number from a time series by attention, as `AttentionClassifier` does a class.
 
-    Targets are standardised for training, so that their unit does not matter.
+    Targets are standardised for training, so that their unit does not matter. Unless a mechanism or a number of members
+    is given, there are banks alone: transformers predict numbers with a larger error, and take longer.
 
     Args:
         mechanism, recipe, n_members, time_limit, warm_start, n_jobs, random_state, device, verbose, callbacks: as in

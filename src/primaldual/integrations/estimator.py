@@ -119,6 +119,11 @@ class AttentionEstimator(BaseCollectionEstimator):
         self._check_is_fitted()
         predictor = self._predictor()
         members = [i for i, config in enumerate(predictor.configs) if getattr(config, "layers", 0)]
+        if not members:
+            raise ValueError(
+                f"{type(self).__name__}: no member has attention layers, the recipe has banks alone; give a mechanism, or "
+                f"n_members"
+            )
         if not 0 <= member < len(members):
             raise ValueError(
                 f"there are {len(members)} members with attention layers, the first of which is 0; got {member}"
@@ -174,7 +179,7 @@ class AttentionEstimator(BaseCollectionEstimator):
     ) -> None:  # fmt: skip
         """Fit banks and members, or the paper's models."""
         name, course, (_, earlier) = type(self).__name__, self._course(), self._given__
-        recipe = modern_recipe(self.recipe, self.mechanism, plain(self.n_members))
+        recipe = modern_recipe(self.recipe, self.mechanism, plain(self.n_members), bool(labels))
         if recipe is None and (weights is not None or self.warm_start):
             what = "sample_weight" if weights is not None else "warm_start"
             raise ValueError(f"{name}: the paper's recipe has no {what}; leave it out, or the recipe")

@@ -15,13 +15,21 @@ PAPER = "bn+sh"
 """The mechanism that the paper's recipe has unless one is given."""
 
 
-def modern_recipe(recipe: Given, mechanism: str | Primal | None, n_members: int | None) -> ModernRecipe | None:
-    """The modern recipe that is meant, with this mechanism and so many members; None where it is the paper's."""
+def modern_recipe(
+    recipe: Given, mechanism: str | Primal | None, n_members: int | None, classifies: bool
+) -> ModernRecipe | None:  # fmt: skip
+    """The modern recipe that is meant, with this mechanism and so many members; None where it is the paper's.
+
+    That of regressions has members where a mechanism or a number of them is given.
+    """
     if recipe is not None and not isinstance(recipe, ModernRecipe | Recipe) and recipe not in ("modern", "paper"):
         raise ValueError(f"recipe takes 'modern', 'paper', a ModernRecipe or a Recipe; got {recipe!r}")
     if isinstance(recipe, Recipe) or recipe == "paper":
         return None
-    made = recipe if isinstance(recipe, ModernRecipe) else ModernRecipe()
+    usual = ModernRecipe() if classifies else ModernRecipe.for_regression()
+    made = recipe if isinstance(recipe, ModernRecipe) else usual
+    if made is usual and not made.members and (mechanism is not None or n_members is not None):
+        made = replace(made, members=ModernRecipe().members)
     if mechanism is not None:
         made = replace(made, mechanism=as_primal(mechanism))
     if n_members is not None:

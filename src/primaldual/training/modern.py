@@ -67,6 +67,11 @@ class ModernRecipe(Spec):
         if not 0 <= self.calibration <= 0.5:
             raise ValueError(f"ModernRecipe: calibration must be in [0, 0.5], got {self.calibration!r}")
 
+    @classmethod
+    def for_regression(cls) -> ModernRecipe:
+        """Banks alone, which predict numbers with less error than members do; with members, these have less to say."""
+        return cls(members=(), share=0.25)
+
     def training(self, data: Dataset, sizes: PatternSizes) -> Recipe:
         """How one member is trained on a set: as many steps as its size allows."""
         batch = min(self.batch_size, len(data.train))
