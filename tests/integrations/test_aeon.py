@@ -123,8 +123,8 @@ def test_a_regression_has_banks_alone_unless_a_mechanism_or_members_are_given():
     assert alone.shares_ == [1 / 3] * 3 and not any(alone.history_)
     with pytest.raises(ValueError, match="give a mechanism, or n_members"):
         alone.diagnose(X[:2])
-    for mechanism, members in (("bn", None), (None, 2)):
-        recipe = modern_recipe(None, mechanism, members, classifies=False)
+    for name, members in (("bn", None), (None, 2)):
+        recipe = modern_recipe(None, name, members, classifies=False)
         assert len(recipe.members) == (members or 1) and recipe.share == 0.25
 
 

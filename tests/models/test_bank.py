@@ -48,6 +48,21 @@ def test_features_are_mean_weights_of_attention_between_a_prototype_and_the_orig
     assert at == found.shape[1]
 
 
+@pytest.mark.parametrize("padding", [None, PADDING], ids=["whole", "padded"])
+def test_the_energy_is_the_mean_logarithm_of_the_kernel_sum_over_that_of_the_origin_alone(padding):
+    x, sizes = series().double(), replace(SIZES, widths=(3,), energy=True)
+    bank = PrototypeBank.drawn(sizes, x, padding, seed=1).double()
+    kernels, thresholds = bank.get_buffer("kernel_0"), bank.get_buffer("threshold_0")
+    found = bank(x, padding)[:, : len(kernels)]  # of the first dilation and bias
+    wide = torch.nn.functional.pad(x, (0, 0, 1, 1))
+    windows = torch.stack([wide[:, k : k + x.shape[1]] for k in range(3)], -1)  # [B, N, C, 3]
+    scores = sizes.scale * torch.einsum("bncw,scw->bns", windows, kernels)
+    origin = (sizes.scale * thresholds[:, 0]).expand_as(scores)
+    log_h = torch.stack([scores, origin]).logsumexp(0) - origin
+    seen = torch.ones_like(log_h) if padding is None else (~padding).unsqueeze(-1).double()
+    torch.testing.assert_close(found, (log_h * seen).sum(1) / seen.expand_as(log_h).sum(1) / sizes.scale)
+
+
 @pytest.mark.parametrize("level", [0.0, 0.7])
 def test_a_level_that_is_added_to_a_series_is_seen_by_prototypes_with_a_level_alone(level):
     bank = PrototypeBank.drawn(replace(SIZES, level=level), series(), None, seed=1)

@@ -121,8 +121,8 @@ class AttentionEstimator(BaseCollectionEstimator):
         members = [i for i, config in enumerate(predictor.configs) if getattr(config, "layers", 0)]
         if not members:
             raise ValueError(
-                f"{type(self).__name__}: no member has attention layers, the recipe has banks alone; give a mechanism, or "
-                f"n_members"
+                f"{type(self).__name__}: no member has attention layers, as the recipe has banks alone; give a "
+                f"mechanism, or n_members"
             )
         if not 0 <= member < len(members):
             raise ValueError(

@@ -19,7 +19,7 @@ from .sizes import check_sizes
 if TYPE_CHECKING:
     from ..data import Dataset
 
-POOLINGS = ("mean", "max", "attention", "flat")
+POOLINGS = ("mean", "max", "attention")
 EMPTY = -1e4
 """Of a padded token, where the largest is taken."""
 
@@ -33,8 +33,7 @@ class PatternSizes(Spec):
         blocks: convolutions with a residual after them.
         tokens: about so many are left of a long series: the first block is followed by a maximum over steps.
         d_model, heads, layers, feedforward: sizes; there may be no layer of attention.
-        pooling: what a series is told by: "mean", "max" of its tokens, "attention", one learned query per head, or
-            "flat", all tokens side by side, so that each place has weights of its own.
+        pooling: what a series is told by: "mean", "max" of its tokens, or "attention", one learned query per head.
         positions: whether places are learned.
         instance: whether each series is standardised by itself, on top of its channels.
         dropout: of convolutions and encoder; what is classified loses twice as much.
@@ -161,8 +160,7 @@ class PatternTransformer(nn.Module):
         attends = "attention" in config.pooling
         self.queries = nn.Parameter(torch.randn(config.heads, d) * d**-0.5) if attends else None
         self.dropout = DrawnDropout(min(0.9, 2 * config.dropout))
-        wide = {"attention": config.heads, "flat": tokens}
-        self.head = nn.Linear(d * sum(wide.get(how, 1) for how in config.pooling), config.outputs)
+        self.head = nn.Linear(d * (len(config.pooling) + (config.heads - 1) * attends), config.outputs)
 
     def forward(self, series: Tensor, padding: Tensor | None = None) -> Tensor:
         """Scores [batch, classes], or predictions [batch] for regression.
@@ -209,8 +207,6 @@ class PatternTransformer(nn.Module):
                 found.append((x * seen).sum(1) / seen.sum(1).clamp(min=1))
             elif how == "max":
                 found.append(torch.where(seen > 0, x, EMPTY).amax(1))
-            elif how == "flat":
-                found.append((x * seen).flatten(1))
             else:
                 scores = torch.where(seen > 0, x @ self.queries.T, EMPTY)  # type: ignore[union-attr]
                 found.append((scores.softmax(1).transpose(1, 2) @ x).flatten(1))
