@@ -11,7 +11,7 @@ from primaldual.kernels import launching
 from primaldual.kernels.cudnn import attention as cudnn
 from primaldual.kernels.native import library as native
 from primaldual.ops import UnsupportedError, estimates
-from primaldual.ops.estimates import H200
+from primaldual.ops.devices import H200
 from primaldual.ops.layer import ROUTES, costs, plan, problem
 
 x = torch.randn(N, L, E, dtype=torch.float64)

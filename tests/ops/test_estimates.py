@@ -10,7 +10,8 @@ from primaldual.kernels.ragged import layout as layouts
 from primaldual.kernels.ragged import work as ragged_work
 from primaldual.ops import block_sparse
 from primaldual.ops.block_sparse import Problem
-from primaldual.ops.estimates import CPU, H200, TRAINING, Sizes, device_of, estimate, sizes_of
+from primaldual.ops.devices import CPU, H200, device_of
+from primaldual.ops.estimates import TRAINING, Sizes, estimate, sizes_of
 from primaldual.primal import Fixed, Pooled, Primal, Sparse, Strided, Window
 
 SH = (1, 1, 2, 2, 4, 4, 8, 8)

@@ -18,7 +18,8 @@ from primaldual.kernels.ragged import tokens as ragged_tokens
 from primaldual.kernels.ragged import work as ragged_work
 from primaldual.kernels.ragged.passes import Shift, place_three, sum_rows
 from primaldual.ops import UnsupportedError, mixed
-from primaldual.ops.estimates import H200, estimate, sizes_of
+from primaldual.ops.devices import H200
+from primaldual.ops.estimates import estimate, sizes_of
 from primaldual.ops.plan import execute
 from primaldual.ops.problem import Problem
 from support.battery import relative_error

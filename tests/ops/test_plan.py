@@ -6,7 +6,8 @@ import torch
 from primaldual import Primal, mechanism, mechanisms
 from primaldual.dual import Expansion, GroupHeadsByScale, derive
 from primaldual.ops import EXECUTORS, Plan, block_sparse, plan
-from primaldual.ops.estimates import H200, Sizes, estimate, sizes_of
+from primaldual.ops.devices import H200
+from primaldual.ops.estimates import Sizes, estimate, sizes_of
 from primaldual.ops.plan import WIDTH, Candidate, amount, duration, mode_of
 from primaldual.ops.problem import Problem
 from primaldual.primal import Fixed, Pattern, Sparse, Strided, Window

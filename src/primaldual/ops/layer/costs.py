@@ -10,7 +10,8 @@ from torch import Tensor
 from ...primal import Primal
 from .. import rotary
 from .._attention import plan
-from ..estimates import TRAINING, Estimate, device_of
+from ..devices import device_of
+from ..estimates import TRAINING, Estimate
 from ..plan import Plan
 from .problem import LayerProblem
 

@@ -11,7 +11,8 @@ from torch.nn.functional import linear
 
 from ...dual import Expansion, GateAfterSum, derive
 from .. import per_token
-from ..estimates import Estimate, device_of
+from ..devices import device_of
+from ..estimates import Estimate
 from ..plan import Candidate, duration, explanation
 from ..problem import UnsupportedError
 from . import grouped, grouped_mixed, pooled, recentred_projection, rotary, separate, unpooled
