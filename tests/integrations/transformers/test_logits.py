@@ -41,11 +41,7 @@ def registered() -> None:
         register(f"{prefix}-blocks", mechanism("sparse", pattern=Fixed(5, 1)), impl=impl)
 
 
-def named(pairs: list[tuple[str, str]]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("name", "each"), pairs, ids=["-".join(pair) for pair in pairs])
-
-
-@named(PAIRS)
+@pytest.mark.parametrize(("name", "each"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_logits_are_those_of_the_reference(name: str, each: str) -> None:
     model, given = model_of(name), inputs(name, tokens())
     model.set_attn_implementation("eager")
