@@ -6,8 +6,9 @@ import torch
 pytest.importorskip("transformers")
 
 from integrations.transformers.tiny import CAUSAL, MODELS, TWO_SIDED, inputs, logits, model_of, padded, tokens
-from primaldual import mechanism, mechanisms
+from primaldual import Primal, mechanism, mechanisms
 from primaldual.integrations.transformers import register
+from primaldual.integrations.transformers.call import attend
 from primaldual.primal import Fixed
 
 ENCODER = ("softmax", "bn", "sh", "bn+sh", "linear", "linear-bn+sh", "blocks", "alibi+sh", "gaussian", "polynomial")
@@ -120,6 +121,13 @@ def test_dropout_acts_in_training_alone() -> None:
     assert torch.equal(logits(model, given), logits(model, given))
     model.train()
     assert not torch.allclose(logits(model, given), logits(model, given))
+
+
+def test_dropout_that_a_model_hands_over_in_evaluation_is_left_out() -> None:
+    attention = torch.nn.Module().eval()
+    q = torch.randn(1, 2, 5, 8)
+    found = [attend(attention, q, q, q, None, Primal(), dropout=p, is_causal=True)[0] for p in (0.0, 0.9)]
+    assert torch.equal(*found)
 
 
 def test_weights_are_returned_where_they_are_asked_for() -> None:
