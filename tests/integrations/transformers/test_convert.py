@@ -90,6 +90,8 @@ def test_a_saved_model_comes_back_with_what_it_learned(name: str, each: str, tmp
     assert torch.equal(logits(again, given), logits(model, given))
     again.save_pretrained(tmp_path / "again")
     assert torch.equal(logits(load(tmp_path / "again").eval(), given), logits(model, given))
+    revert(again)
+    assert again.state_dict().keys() == model_of(name).state_dict().keys()
 
 
 def test_a_base_model_loads_what_a_model_with_a_head_saved(tmp_path: Path) -> None:
@@ -177,6 +179,15 @@ def test_models_of_16_bits_learn_in_them() -> None:
     assert model(input_ids=tokens()).logits.isfinite().all()
 
 
+def test_autocast_leaves_queries_and_values_in_one_dtype() -> None:
+    model, given = converted("llama", LEARNED["gate"][0]), inputs("llama", tokens())
+    expected = logits(model, given)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = logits(model, given)
+        model(**given).logits.float().square().mean().backward()
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+
+
 def test_a_model_that_never_asks_for_an_attention_is_refused_by_name() -> None:
     config = hf.DebertaV2Config(
         vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
@@ -185,6 +196,30 @@ def test_a_model_that_never_asks_for_an_attention_is_refused_by_name() -> None:
         convert(hf.DebertaV2Model(config), "bn")
     with pytest.raises(TypeError, match="model of transformers"):
         convert(torch.nn.Linear(2, 2), "bn")
+
+
+def test_an_attention_that_transformers_does_not_reach_is_named() -> None:
+    model = model_of("llama")
+    model.model.layers[1].self_attn.config = copy.deepcopy(model.config)
+    before = model.config._attn_implementation
+    with pytest.raises(UnsupportedError, match=r"does not reach model\.layers\.1\.self_attn, whose config"):
+        convert(model, "sink")
+    assert model.config._attn_implementation == before
+    assert not [name for name in model.state_dict() if "primaldual" in name]
+
+
+@pytest.mark.parametrize("each", ["gate", "beta"])
+def test_checkpointed_gradients_are_the_same(each: str) -> None:
+    def gradients(checkpointed: bool) -> list[torch.Tensor]:
+        model = converted("llama", LEARNED[each][0]).train()
+        if checkpointed:
+            model.activation_checkpointing_enable()
+        torch.manual_seed(2)
+        model(input_ids=tokens(), use_cache=False).logits.square().mean().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    for found, expected in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_residuals_are_the_models() -> None:

@@ -106,9 +106,10 @@ def test_what_needs_the_input_of_all_tokens_is_decoded_without_a_cache(primal: P
     assert torch.equal(found[:, 5:], logits(model, {"input_ids": found})[:, 4:-1].argmax(-1))
 
 
-def test_encoder_and_decoder_generate_alike_with_a_cache_and_without() -> None:
-    model = model_of("bart")
-    model.set_attn_implementation("primaldual-bn+sh")
+@pytest.mark.parametrize(("name", "each"), [("bart", "bn+sh"), ("t5", "bn"), ("t5", "softmax")])
+def test_encoder_and_decoder_generate_alike_with_a_cache_and_without(name: str, each: str) -> None:
+    model = model_of(name)
+    model.set_attn_implementation(f"primaldual-{each}")
     ids, mask = padded([tokens(1, 9)[0], tokens(1, 5)[0]], "right")
     options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
     assert torch.equal(model.generate(ids, **options), model.generate(ids, **options, use_cache=False))

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 
 import transformers as hf
 
-from integrations.transformers.tiny import inputs, logits, model_of, tokens
+from integrations.transformers.tiny import TEXT, inputs, logits, model_of, tokens
 from primaldual import Primal, mechanism, mechanisms
 from primaldual.integrations.transformers import convert, register
 from primaldual.integrations.transformers.call import attend
@@ -88,11 +88,16 @@ def test_places_of_another_sequence_are_refused(each: str) -> None:
         logits(model, inputs("bart", tokens(2, 6)))  # as long as the decoder's
 
 
-def test_convolutions_do_not_show_a_decoder_its_future_in_cross_attention() -> None:
-    model = model_of("bart")
+@pytest.mark.parametrize("name", ["bart", "bert"])
+def test_convolutions_do_not_mix_a_decoders_queries_in_cross_attention(name: str) -> None:
+    model, given = model_of("bart"), inputs("bart", tokens(2, 6))
+    if name == "bert":
+        config = hf.BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)
+        model, given = hf.BertLMHeadModel(config), {"input_ids": tokens(2, 6)}
+        given["encoder_hidden_states"] = torch.randn(2, 6, 32)
     convert(model, mechanism("conv1d", size=3, causal=True))
     with pytest.raises(UnsupportedError, match="cross-attention: queries are of another sequence"):
-        logits(model, inputs("bart", tokens(2, 6)))
+        logits(model, given)
 
 
 @pytest.mark.parametrize("each", [m for m in mechanisms() if mechanism(m).learned(4, 8) or mechanism(m).made(4, 8)])

@@ -33,6 +33,7 @@ def attend(
     """
     refusals.refuse_arguments(others)
     heads, length, head_dim = query.shape[1:]
+    query, key, value = _alike(query, key, value)
     mask = attention_mask
     if mask is not None and mask.dim() == 2 and mask.shape[1] < key.shape[2]:  # a static cache, not filled yet
         key, value = key[:, :, : mask.shape[1]], value[:, :, : mask.shape[1]]
@@ -73,6 +74,15 @@ def attend(
     return out.transpose(1, 2).contiguous(), weights
 
 
+def _alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In one dtype: rotary positions and norms leave queries and keys in another than values under autocast."""
+    if query.dtype == key.dtype == value.dtype:
+        return query, key, value
+    device = value.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    return query.to(dtype), key.to(dtype), value.to(dtype)
+
+
 def _is_causal(module: nn.Module, given: bool | None) -> bool:
     """The keyword, else what the model says of itself."""
     if given is not None:
@@ -94,8 +104,8 @@ def _scale(scaling: float | None, head_dim: int) -> float | None:
 
 def _hiding(mask: Tensor) -> Tensor:
     """Ours of theirs: True hides, and what is added hides by −inf, not by a dtype's lowest number."""
-    if mask.dtype == torch.bool:
-        return ~mask
+    if not mask.is_floating_point():
+        return ~mask.bool()
     return mask.masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
 
 

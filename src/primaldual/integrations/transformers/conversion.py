@@ -60,14 +60,16 @@ def convert(model: PreTrainedModel, mechanism: str | Primal, *, impl: str = "aut
         raise ValueError(f"impl must be one of auto, {', '.join(EXECUTORS)}; got {impl!r}")
     found = _checked(model, primal)
     _check_saved(model, found)
-    add(model, primal, impl)
     before = {name: _implementation(module) for name, module in found.items()}
+    whole = model.config._attn_implementation
     model.set_attn_implementation(NAME)
-    deaf = [name for name, module in found.items() if _implementation(module) != NAME]
-    if deaf:
-        for module in found.values():
-            detach(module)
-        raise UnsupportedError(f"{type(model).__name__}: transformers does not set the attention of {', '.join(deaf)}")
+    if deaf := [name for name, module in found.items() if _implementation(module) != NAME]:
+        model.set_attn_implementation(whole)
+        raise UnsupportedError(
+            f"{type(model).__name__}: set_attn_implementation does not reach {', '.join(deaf)}, whose config is none "
+            f"of the model's; share the config with the model"
+        )
+    add(model, primal, impl)
     for name, module in found.items():
         _parts(module).before = before[name]
     state = model.state_dict()
