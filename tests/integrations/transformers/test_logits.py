@@ -1,5 +1,7 @@
 """Models of transformers with a registered mechanism compute that mechanism."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -94,6 +96,16 @@ def test_a_primal_of_ones_own_has_the_name_that_it_is_given() -> None:
     torch.testing.assert_close(found, logits(model, given), rtol=1e-5, atol=1e-5)
     model.set_attn_implementation("primaldual-bn+sh")
     assert not torch.allclose(found, logits(model, given), atol=1e-4)
+
+
+def test_a_model_is_made_and_loaded_with_a_name(tmp_path: Path) -> None:
+    model, given = model_of("llama"), inputs("llama", tokens())
+    model.set_attn_implementation("primaldual-bn+sh")
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation="primaldual-bn+sh").eval()
+    assert torch.equal(logits(loaded, given), logits(model, given))
+    with pytest.raises(ValueError, match="primaldual-nothing"):
+        type(model).from_pretrained(tmp_path, attn_implementation="primaldual-nothing")
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
