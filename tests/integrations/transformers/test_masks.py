@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 from transformers import DynamicCache, StaticCache
 
 from integrations.transformers.tiny import inputs, logits, model_of, padded, tokens
-from primaldual.integrations.transformers import register
+from primaldual.integrations.transformers import convert, register
 from primaldual.integrations.transformers.masks import mask_of
 from primaldual.ops import UnsupportedError
 
@@ -122,3 +122,5 @@ def test_a_decoder_used_as_an_encoder_sees_both_sides() -> None:
     other = ids.clone()
     other[:, -1] = (ids[:, -1] + 1) % 60
     assert not torch.allclose(logits(model, {"input_ids": other})[:, 0], whole[:, 0], atol=1e-5)
+    convert(model, "linear-bn")
+    assert torch.equal(logits(model, {"input_ids": ids}), whole)

@@ -84,11 +84,9 @@ def _alike(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _is_causal(module: nn.Module, given: bool | None) -> bool:
-    """The keyword, else what the model says of itself."""
+    """The keyword, which is what a config says where it does, else what the attention says of itself."""
     if given is not None:
         return given
-    if getattr(getattr(module, "config", None), "is_causal", True) is False:  # a decoder used as an encoder
-        return False
     own = getattr(module, "is_causal", None)
     if own is None:
         raise UnsupportedError(
