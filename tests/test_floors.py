@@ -142,6 +142,7 @@ def test_importing_the_library_brings_torch_and_numpy_and_not_the_solver():
         assert not [m for m in sys.modules if m.startswith(("primaldual.svr", "primaldual.regression"))]
         import primaldual.primal, primaldual.dual, primaldual.ops, primaldual.nn, primaldual.regression
         extras = {"aeon", "matplotlib", "optuna", "pandas", "PIL", "rich", "safetensors", "sklearn", "typer"}
+        extras |= {"transformers"}
         assert not extras & set(sys.modules), extras & set(sys.modules)
         from primaldual.nn import SolvedAttention
         from primaldual.regression import diagnose, fit, recover
