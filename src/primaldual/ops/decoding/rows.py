@@ -72,6 +72,13 @@ class Piece:
         """Tokens along `dim`, the batch being dimension 0, valid ones first."""
         return x if self.order is None else _taken(x, self.order, dim)
 
+    def last(self, x: Tensor) -> Tensor:
+        """Of tokens in order, [B, L, C], the last valid one of every row: [B, C]."""
+        if self.counts is None:
+            return x[:, -1]
+        index = (self.counts - 1).clamp(min=0)[:, None, None]
+        return x.gather(1, index.expand(-1, 1, x.shape[2])).squeeze(1)
+
     def put_back(self, x: Tensor, dim: int = 1) -> Tensor:
         """The other way, with zeros for tokens that are hidden."""
         if self.order is None:
