@@ -1,7 +1,7 @@
 """Attention step by step: what each mechanism keeps of the tokens so far, and the outputs of the next ones."""
 
 from .cache import AttentionCache
-from .refusal import check, refusal
+from .refusals import check, refusal
 from .rows import Piece, Rows
 from .whole import Cache
 

@@ -19,7 +19,7 @@ from .attend import Call, by_kernel, by_scores
 from .held import Held
 from .maps import Maps
 from .points import Points, Running
-from .refusal import check
+from .refusals import check
 from .rows import Piece, Rows
 from .running import Statistics
 
