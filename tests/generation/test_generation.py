@@ -82,6 +82,9 @@ def test_tokens_are_those_of_the_loop_without_a_cache(name: str, choice: Choice)
         assert torch.equal(found.tokens, expected)
         assert found.cache.lengths.tolist() == [9 + 13] * 2
     assert len(set(expected.flatten().tolist())) > 3
+    if choice == Choice():
+        scores = model(torch.cat([tokens, expected], 1))[:, 8:-1]
+        assert torch.equal(expected, scores.argmax(-1))
 
 
 @pytest.mark.parametrize("name", ["softmax", "sh", "conv+gate+sh"])
@@ -105,7 +108,7 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(positions: str, side: st
     if side == "right":
         tokens, padding = (torch.stack([x.roll(len(row), 0) for x, row in zip(y, rows, strict=True)])
                            for y in (tokens, padding))  # fmt: skip
-    found = generate(model, tokens, max_tokens=9, padding=padding, piece=4 if side == "left" else None).tokens
+    found = generate(model, tokens, max_tokens=9, padding=padding, piece=4).tokens
     for row, prompt in enumerate(rows):
         assert found[row].tolist() == without_a_cache(model, prompt[None], 9, Choice())[0].tolist()
 

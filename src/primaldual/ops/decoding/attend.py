@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...dual.form import form_of, has_sink, knows_positions, pattern_of
+from ...dual.form import Form, has_sink, knows_positions, pattern_of
 from ...primal import BatchNorm, LogKernel, Moments, PointMap, Primal
 from ...primal.features import Parameters
 from ..statistics import moments as moments_of
@@ -32,6 +32,7 @@ class Call(NamedTuple):
     piece: Piece
     parameters: Parameters  # of these heads
     factor: float  # on the scores
+    form: Form  # of the primal
 
     @property
     def each(self) -> int:
@@ -91,13 +92,13 @@ def recentred(call: Call, found: Moments) -> tuple[Tensor, Tensor | None]:
         return call.q, None
     each = call.each
     wide = Moments(*(None if x is None else x.repeat_interleave(each, 1) for x in found))
-    form = call.tail[0].affine(wide, call.parameters)
-    assert form is not None
-    shift, scale = form
+    affine = call.tail[0].affine(wide, call.parameters)
+    assert affine is not None
+    shift, scale = affine
     x = call.q - shift
     if type(call.tail[0]) is BatchNorm and scale is not None:
         x = x * scale * scale
-    return x.to(call.q.dtype), None if form_of(call.primal).cancels else -(x * shift).sum(-1, keepdim=True)
+    return x.to(call.q.dtype), None if call.form.cancels else -(x * shift).sum(-1, keepdim=True)
 
 
 def by_scores(call: Call, found: Moments) -> Tensor:
@@ -106,7 +107,7 @@ def by_scores(call: Call, found: Moments) -> Tensor:
     keys, values = (call.points.seen(n, call.piece) for n in ("keys", "values"))
     G, slots, each = keys.shape[1], keys.shape[2], call.each
     seen, (bias, own_bias) = call.seen(slots), call.bias(slots)
-    if form_of(call.primal).cancels and call.piece.length == 1:
+    if call.form.cancels and call.piece.length == 1:
         mask: Tensor | None = None if seen is None else seen[:, None]
         if bias is not None:
             bias = bias.to(x.dtype) if mask is None else bias.to(x.dtype).masked_fill(~mask, -torch.inf)
@@ -146,7 +147,7 @@ def by_kernel(call: Call) -> Tensor:
     scaled = [None if t is None else t if root == 1.0 else t * root for t in (x, keys, own)]
 
     def kernel(x: Tensor, y: Tensor) -> Tensor:
-        if form_of(call.primal).log_kernel:
+        if call.form.log_kernel:
             assert isinstance(features, LogKernel)
             return features.log_kernel(x, y)
         return features.kernel(x, y, call.parameters)
@@ -164,7 +165,7 @@ def _summed(
     x: Tensor,
 ) -> Tensor:  # fmt: skip
     """Σ_j κ_j v_j / h of log κ, or of κ where it has no logarithm: [B, H, L, W], and of the own points [B, H, L, 1]."""
-    form = form_of(call.primal)
+    form = call.form
     hidden = None if seen is None else ~seen[:, None]
     if own is not None:
         scores = torch.cat([scores, own], -1)

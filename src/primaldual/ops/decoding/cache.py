@@ -68,7 +68,9 @@ class AttentionCache:
         while lead < len(self.primal.point_maps) and type(self.primal.point_maps[lead]) is RmsNorm:
             lead += 1
         self.lead, self.tail = self.primal.point_maps[:lead], self.primal.point_maps[lead:]
-        self.on_queries = kernel_of(self.primal.features) == "exponential" or form_of(self.primal).distance
+        self.form = form_of(self.primal)
+        self.by_head = self.primal.by_head - {"conv_kernel"}
+        self.on_queries = kernel_of(self.primal.features) == "exponential" or self.form.distance
         self.on_queries &= not self.tail or (len(self.tail) == 1 and type(self.tail[0]) in (Recenter, BatchNorm))
         scales = of_keys(self.primal.training_set, heads, kv_heads).head_scales(kv_heads)
         over = getattr(self.primal.training_set, "over", self.primal.training_set)
@@ -168,19 +170,17 @@ class AttentionCache:
         k, v = (_of(x, 1, heads) for x in (k, v))
         added = None if added is None else _of(added, 1, heads)
         running = points.push(k, v, added, lambda x: _mapped(self.lead, x, given), piece)
-        cancels = form_of(self.primal).cancels
-        found = Moments(None, None) if statistics is None else statistics.push(running.keys, piece, cancels)
+        found = Moments(None, None) if statistics is None else statistics.push(running.keys, piece, self.form.cancels)
         return running, found
 
     def _of_group(
         self, group: Group, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, piece: Piece, given: Parameters
     ) -> Tensor:  # fmt: skip
-        by_head = self.primal.by_head - {"conv_kernel"}
-        mine = {n: _of(x, 0, group.of_queries) if n in by_head else x for n, x in given.items()}
+        mine = {n: _of(x, 0, group.of_queries) if n in self.by_head else x for n, x in given.items()}
         running, found = self._push(group, k, v, added, piece, given)
         call = Call(
             self.primal, self.tail, _mapped(self.lead, _of(q, 1, group.of_queries), given), group.points, running,
-            piece, mine, self.factor,
+            piece, mine, self.factor, self.form,
         )  # fmt: skip
         return by_scores(call, found) if self.on_queries else by_kernel(call)
 

@@ -65,9 +65,9 @@ def _turned(map_: Rotary, x: Tensor, piece: Piece) -> Tensor:
     """What `map_.at` gives, with angles that all layers share: x ↦ cos ⊙ x + sin ⊙ (the other of each pair)."""
     working = torch.promote_types(x.dtype, torch.float32)
     key = (map_, x.shape[-1], working)
-    if (found := piece.turns.get(key)) is None:
+    if (found := piece.shared.get(key)) is None:
         cos, sin = (t.to(working).unsqueeze(1) for t in map_.turns(piece.places, x.shape[-1]))
-        found = piece.turns[key] = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        found = piece.shared[key] = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     cos, sin = found
     rotated = x[..., : cos.shape[-1]]
     one, other = rotated.chunk(2, dim=-1)

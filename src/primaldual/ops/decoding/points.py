@@ -86,8 +86,7 @@ class Points(Held):
             log_weights = self._decayed(log_weights, piece)
         if self.scale == 1:
             running = Running(lead(k), v, log_weights)
-            slots = piece.spots(1, 0).slot
-            self._write(running, self._aside(slots, piece.valid))
+            self._write(running, self._own_slots(piece))
             return running
         x = torch.cat([k, v], -1)
         if "last" in self.tensors:
@@ -110,8 +109,11 @@ class Points(Held):
 
     def _one(self, x: Tensor, log_weights: Tensor | None, lead: Callable[[Tensor], Tensor], piece: Piece) -> Running:
         """A single token of every row."""
-        spots, valid = piece.spots(self.scale, self.prefix), piece.valid
-        begins = (spots.inside == 0)[:, None]  # [B or 1, 1, 1]
+        valid, key = piece.valid, ("window", self.scale, self.prefix)
+        if (found := piece.shared.get(key)) is None:
+            inside = piece.spots(self.scale, self.prefix).inside[:, None]
+            found = piece.shared[key] = inside == 0, (inside + 1).unsqueeze(-1)
+        begins, many = found  # [B or 1, 1, 1], [B or 1, 1, 1, 1]
         kept = self.tensors["sum"]
         total = kept.masked_fill(begins[..., None], 0.0) + x
         kept.copy_(total if valid is None else total.where(valid[:, None, :, None], kept))
@@ -119,8 +121,8 @@ class Points(Held):
             before = self.tensors["log_sum"]
             log_weights = torch.logaddexp(before.masked_fill(begins, -torch.inf), log_weights)
             before.copy_(log_weights if valid is None else log_weights.where(valid[:, None], before))
-        running = self._running(total / (spots.inside + 1)[:, None, :, None], x.dtype, log_weights, lead)
-        self._write(running, self._aside(spots.slot, valid))
+        running = self._running(total / many, x.dtype, log_weights, lead)
+        self._write(running, self._own_slots(piece))
         return running
 
     def _many(self, x: Tensor, log_weights: Tensor | None, lead: Callable[[Tensor], Tensor], piece: Piece) -> Running:
@@ -174,6 +176,14 @@ class Points(Held):
     ) -> Running:
         keys, values = x.to(dtype).split(self.split, -1)
         return Running(lead(keys), values, log_weights)
+
+    def _own_slots(self, piece: Piece) -> Tensor:
+        """The slot of every new token, [B or 1, L]."""
+        key = ("slots", self.scale, self.prefix, self.tensors["keys"].shape[2])
+        if (found := piece.shared.get(key)) is None:
+            slots = self._aside(piece.spots(self.scale, self.prefix).slot, piece.valid)
+            found = piece.shared[key] = (slots,)
+        return found[0]
 
     def _aside(self, slots: Tensor, shown: Tensor | None) -> Tensor:
         """Slots [B or 1, n], those of what is not to be kept the last one, and so all that are beyond."""

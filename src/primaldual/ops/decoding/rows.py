@@ -36,7 +36,7 @@ class Piece:
         self.length = places.shape[1]
         self.order: Tensor | None = None  # [B, L], which token comes where
         self._spots: dict[tuple[int, int], Spots] = {}
-        self.turns: dict[object, tuple[Tensor, Tensor]] = {}  # of rotary positions, which layers share
+        self.shared: dict[object, tuple[Tensor, ...]] = {}  # what follows from the places alone, for all layers
 
     def arange(self, length: int) -> Tensor:
         """0 … length − 1."""
