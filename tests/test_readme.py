@@ -6,9 +6,10 @@ from pathlib import Path
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_the_code_of_the_readme_runs(capsys) -> None:
+def test_the_code_of_the_readme_runs(capsys, tmp_path, monkeypatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 5
+    monkeypatch.chdir(tmp_path)  # where plots go
     exec(compile("\n".join(blocks), str(README), "exec"), {"__name__": "readme"})
     assert "The support vector expansion" in capsys.readouterr().out
 

@@ -93,8 +93,8 @@ def test_help_shows_examples():
     assert "primaldual explain bn+sh" in plain
     listed = re.findall(r"^│ ([a-z]+)  ", plain, re.MULTILINE)
     assert listed == [
-        "mechanisms", "explain", "demo", "certify", "train", "predict", "reproduce", "sweep", "efficiency", "build",
-        "bench", "data",
+        "mechanisms", "explain", "demo", "certify", "train", "generate", "predict", "reproduce", "sweep", "efficiency",
+        "build", "bench", "data",
     ]  # fmt: skip
 
 

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from ..nn import MultiheadAttention
+from ..nn.decoding import attended, cache_of, rows_of
+from ..ops import UnsupportedError
+from ..ops.decoding import AttentionCache, Cache, Piece
 from ..primal import Primal, Rotary, Spec, as_primal
 from ..primal._spec import check_choice, check_count
 from .sizes import check_sizes
@@ -146,6 +149,65 @@ class LanguageModel(nn.Module):
             x = layer(x)
         return linear(self.norm(x).to(self.tokens.weight.dtype), self.tokens.weight)
 
+    def cache(
+        self, batch: int, *, length: int | None = None, rewind: int = 0, dtype: torch.dtype | None = None
+    ) -> Cache:
+        """An empty cache for `decode`, of all layers; arguments as in `MultiheadAttention.cache`."""
+        rows = rows_of(batch, self.tokens.weight, length, rewind)
+        for part, known in ((self, LanguageModel), *((layer, LanguageBlock) for layer in self.layers)):
+            if not isinstance(part, known) or type(part).forward is not known.forward:
+                raise UnsupportedError(
+                    f"this cannot be decoded with a cache: {type(part).__name__} has a forward of its own, and nothing "
+                    f"says what it would do with one more token"
+                )
+        return Cache(rows, [cache_of(layer.self_attn, rows, dtype) for layer in self._blocks()])
+
+    def _blocks(self) -> list[LanguageBlock]:
+        return [layer for layer in self.layers if isinstance(layer, LanguageBlock)]
+
+    @torch.no_grad()
+    def decode(self, tokens: Tensor, cache: Cache, *, padding: Tensor | None = None, last: bool = False) -> Tensor:
+        """Scores [batch, length, vocabulary] of what follows the next tokens of every row, which the cache has then.
+
+        `padding` [batch, length] is True at tokens that are none, at the left or the right of a row. With `last` the
+        scores are those after the last token of each row alone, [batch, vocabulary].
+
+        >>> model = LanguageModel(LanguageConfig(d_model=32, heads=2, layers=2, feedforward=64, vocabulary=256))
+        >>> cache = model.cache(1)
+        >>> for tokens in torch.randint(256, (1, 50)).split([47, 1, 1, 1], dim=1):
+        ...     scores = model.decode(tokens, cache)
+        >>> cache.lengths
+        tensor([50])
+        """
+        if tokens.dim() != 2 or tokens.shape[0] != cache.batch or len(cache.layers) != len(self.layers):
+            raise ValueError(
+                f"tokens must be [batch, length] for a cache of {cache.batch} rows and {len(cache.layers)} layers, and "
+                f"this model has {len(self.layers)} layers; got {list(tokens.shape)}"
+            )
+        piece = cache.rows.piece(tokens.shape[1], padding)
+        x = self.tokens(piece.ordered(tokens))
+        if self.positions is not None:
+            x = x + self.positions[self._places(cache, piece)]
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        for layer, kept in zip(self._blocks(), cache.layers, strict=True):
+            x = layer.decode(x, kept, piece)
+        cache.rows.advance(piece)
+        if last:
+            x = piece.last(x)
+        scores = linear(self.norm(x).to(self.tokens.weight.dtype), self.tokens.weight)
+        return scores if last else piece.put_back(scores)
+
+    def _places(self, cache: Cache, piece: Piece) -> Tensor:
+        """Where tokens stand, as far as there are learned positions."""
+        assert self.positions is not None
+        most = len(self.positions)
+        if not torch.compiler.is_compiling() and (piece.end or cache.rows.most or 0) > most:
+            raise ValueError(
+                f"there are learned positions for {most} tokens, and the cache is to hold "
+                f"{piece.end or cache.rows.most}; decode fewer, or give a length of at most {most}"
+            )
+        return piece.places.clamp(max=most - 1)  # beyond them there is padding alone
+
 
 class LanguageBlock(nn.Module):
     """Attention, then a SwiGLU, each after a norm and added to what it is given."""
@@ -170,6 +232,14 @@ class LanguageBlock(nn.Module):
         """[batch, length, d_model], the same out."""
         z = self.norm1(x).to(self.down.weight.dtype)
         x = x + self.self_attn(z, z, z, is_causal=True, need_weights=False)[0]
+        return self._fed_forward(x)
+
+    def decode(self, x: Tensor, cache: AttentionCache, piece: Piece) -> Tensor:
+        """The same of the next tokens."""
+        z = self.norm1(x).to(self.down.weight.dtype)
+        return self._fed_forward(x + attended(self.self_attn, z, cache, piece))
+
+    def _fed_forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_and_up(self.norm2(x).to(self.down.weight.dtype)).chunk(2, -1)
         return x + self.down(silu(gate) * up)
 

@@ -11,8 +11,10 @@ from torch.nn.functional import linear, pad
 
 from ..dual import Expansion
 from ..ops import EXECUTORS, CausalFormError, checks, layer, masks, per_token
+from ..ops.decoding import Cache
 from ..primal import Primal, as_primal
 from ..primal.shared_keys import check_groups, of_queries
+from . import decoding
 from .checkpoints import load_projections
 from .made import MadeOfInput
 from .names import name_of
@@ -298,6 +300,36 @@ class MultiheadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         return layer.choose(self.state(query, key, value, **({"need_weights": False} | options)))
+
+    def cache(
+        self, batch: int, *, length: int | None = None, rewind: int = 0, dtype: torch.dtype | None = None
+    ) -> Cache:  # fmt: skip
+        """An empty cache for `decode`: of every head a key and a value for each of its points.
+
+        Args:
+            batch: rows.
+            length: the most tokens of a row, whose memory is allocated now and written in place, without looking at
+                values: so a step can be captured in a graph, or compiled. Unless given, the cache grows.
+            rewind: how many of the last tokens `cache.crop` can always take off; these are kept beside the points.
+            dtype: of keys and values, that of the weights unless given.
+        """
+        rows = decoding.rows_of(batch, self.out_proj.weight, length, rewind)
+        return Cache(rows, [decoding.cache_of(self, rows, dtype)])
+
+    def decode(self, x: Tensor, cache: Cache, *, padding: Tensor | None = None) -> Tensor:
+        """What causal self-attention gives for the next tokens x of every row, [N, L, E] with batch_first.
+
+        One call takes a prompt, a piece of it or a single token, and adds it to the cache. `padding` [N, L] is True at
+        tokens that are none, at the left or the right of a row: these take no place, and their outputs are zero.
+
+        >>> layer = MultiheadAttention(64, 8, batch_first=True, mechanism="sh").eval()
+        >>> x, cache = torch.randn(2, 100, 64), layer.cache(2)
+        >>> prompt, step = layer.decode(x[:, :99], cache), layer.decode(x[:, 99:], cache)
+        >>> whole, _ = layer(x, x, x, is_causal=True, need_weights=False)
+        >>> torch.allclose(torch.cat([prompt, step], 1), whole, atol=1e-5)
+        True
+        """
+        return decoding.decode(self, x, cache, padding)
 
     def _attend(self, problem: layer.LayerProblem) -> tuple[Tensor, Tensor | None]:
         """Head outputs [N, heads, L, head_dim], and the weights where they are asked for."""

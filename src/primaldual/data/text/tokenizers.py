@@ -11,6 +11,7 @@ import numpy as np
 
 from ...base.packages import needed
 from ..errors import DataFormatError, DataNotFoundError
+from .decoding import ByteDecoder, Decoder, SubwordDecoder
 
 
 class Tokenizer(Protocol):
@@ -35,6 +36,9 @@ class Tokenizer(Protocol):
     def encode(self, content: bytes, where: str) -> np.ndarray:
         """The tokens of a document, which an error calls `where`."""
 
+    def decoder(self) -> Decoder:
+        """The way back, one token after the other."""
+
 
 class Bytes:
     """Each byte is a token. 0, which no text has inside, stands between documents.
@@ -49,6 +53,9 @@ class Bytes:
         if b"\0" in content:
             raise DataFormatError(where, None, "there is a byte 0 in it, so this is no text; give files of plain text")
         return np.frombuffer(content, np.uint8)
+
+    def decoder(self) -> Decoder:
+        return ByteDecoder()
 
 
 class Subwords:
@@ -96,3 +103,6 @@ class Subwords:
             message = f"it is not UTF-8 ({error}), which a tokenizer needs; bytes take any text"
             raise DataFormatError(where, None, message) from None
         return np.array(self._made.encode(text, add_special_tokens=False).ids, dtype=self.dtype)
+
+    def decoder(self) -> Decoder:
+        return SubwordDecoder(lambda tokens: self._made.decode(list(tokens), skip_special_tokens=False))
