@@ -178,13 +178,14 @@ def test_tokens_are_taken_back(name: str) -> None:
         torch.testing.assert_close(out, expected, atol=1e-9, rtol=0)
 
 
-def test_each_row_is_cropped_to_a_length_of_its_own() -> None:
-    layer, x = layer_of(PRIMALS["sh-uneven"]), inputs(2, 15)
-    cache = layer.cache(2, rewind=6)
+@pytest.mark.parametrize(("rewind", "lengths"), [(6, (7, 11)), (2, (4, 11))])
+def test_each_row_is_cropped_to_a_length_of_its_own(rewind: int, lengths: tuple[int, int]) -> None:
+    layer, x = layer_of(mechanism("bn+sh", scales=(1, 2, 4, 4, 2, 1))), inputs(2, 15)
+    cache = layer.cache(2, rewind=rewind)
     layer.decode(x[:, :12], cache)
-    cache.crop(torch.tensor([7, 11]))
+    cache.crop(torch.tensor(lengths))
     out = layer.decode(x[:, 12:], cache)
-    for row, kept in enumerate((7, 11)):
+    for row, kept in enumerate(lengths):
         alone = torch.cat([x[row, :kept], x[row, 12:]])[None]
         torch.testing.assert_close(out[row : row + 1], whole(layer, alone)[:, kept:], atol=1e-9, rtol=0)
 

@@ -75,7 +75,8 @@ class Cache:
         if not bool(self.lengths.any()):
             self.reset()
             return
-        if beyond and (reason := next((r for one in self.layers if (r := one.crop_refusal(removed))), None)):
+        further = removed.masked_fill(removed <= kept, 0)
+        if beyond and (reason := next((r for one in self.layers if (r := one.crop_refusal(further))), None)):
             self.lengths.copy_(before)
             spare.copy_(kept)
             self.rows.ragged, self.rows.end = state
