@@ -243,7 +243,7 @@ def test_queries_are_copied_where_another_plan_would_run_them(monkeypatch: pytes
     calls = [(out, q, q, out, lse) for out in outs]
     calls.append((outs[0], q, q, outs[0], torch.empty(2, 4, 6, 1).transpose(0, 1)))
     calls.append((torch.empty(4 * 2 * 6 * 8 + 1)[1:].view_as(q), q, q, outs[0], lse))  # not aligned
-    found = [cudnn._told_apart(call[0], q, *call[1:]) for call in (*calls, *calls)]
+    found = [cudnn._told_apart(call[0], q, *call[1:], False) for call in (*calls, *calls)]
     strides = [x.stride() for x in found]
     assert found[0] is q and found[5] is q
     assert strides[:5] == strides[5:] and len(set(strides)) == 5

@@ -6,15 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from primaldual.models import SequenceSizes
+from primaldual.models import LanguageSizes, SequenceSizes
 from primaldual.paper.families import blank
 from primaldual.primal import Primal
-from primaldual.training import Recipe, Record, SequenceTask, SeriesTask, key, series_recipe
+from primaldual.training import Recipe, Record, SequenceTask, SeriesTask, TextTask, key, series_recipe
 from primaldual.training.recipe import canonical
 from primaldual.training.series_recipe import nested, side_by_side
 
 RUNS = Path(__file__).parents[2] / "results" / "h200" / "runs"
-OF_SERIES = sorted(path for path in RUNS.glob("*.json") if '"name": "lra-' not in path.read_text("utf-8"))
+OTHERS = ('"name": "lra-', '"name": "text-')
+OF_SERIES = sorted(
+    path for path in RUNS.glob("*.json") if not any(other in path.read_text("utf-8") for other in OTHERS)
+)  # fmt: skip
 SOME = OF_SERIES[::120]
 
 
@@ -28,6 +31,11 @@ def recomputed(record: Record) -> str:
     recipe, primal = Recipe.from_dict(record.recipe), Primal.from_dict(record.mechanism)
     if isinstance(recipe.model, SequenceSizes):
         task = object.__new__(SequenceTask)
+        task.mechanism, task.dataset = primal, SimpleNamespace(hash=record.data["hash"])
+        task.config = SimpleNamespace(impl="auto")
+        return key(task, recipe, record.seed)
+    if isinstance(recipe.model, LanguageSizes):
+        task = object.__new__(TextTask)
         task.mechanism, task.dataset = primal, SimpleNamespace(hash=record.data["hash"])
         task.config = SimpleNamespace(impl="auto")
         return key(task, recipe, record.seed)

@@ -103,9 +103,10 @@ def _work(task: Task, sender: Connection, log: Path, memory: int | None) -> None
     """The process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and decides
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
-    with log.open("wb") as stream:
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
+    printed = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(printed, stream)
+    os.close(printed)
     sender.send(BEGUN)
     try:
         _hold_to(memory)
