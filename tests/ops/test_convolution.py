@@ -19,6 +19,7 @@ if find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 test_the_kernels_in_the_interpreter = child_process(__file__)
+test_more_of_them_in_the_interpreter = child_process(__file__, deep=True)
 gpu = pytest.mark.gpu
 DEVICES = pytest.mark.parametrize(
     "device",
@@ -30,6 +31,7 @@ DEVICES = pytest.mark.parametrize(
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 BUDGETS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = [torch.float32, *(pytest.param(dtype, marks=pytest.mark.deep) for dtype in list(BUDGETS)[1:])]
 SHAPES = {  # batch, heads, tokens, head dimension, taps, causal
     "one token": (1, 1, 1, 4, 5, False),
     "one tap": (2, 3, 7, 8, 1, True),
@@ -53,7 +55,7 @@ def draw(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:
 
 @DEVICES
 @pytest.mark.parametrize("channels", ["one", "each"])
-@pytest.mark.parametrize("dtype", BUDGETS, ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_outputs_and_gradients_are_those_of_the_map(shape, dtype, channels, device):
     batch, heads, length, dim, size, causal = shape

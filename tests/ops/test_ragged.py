@@ -624,9 +624,16 @@ BIASED = {
 }
 
 
+MORE = pytest.mark.deep
+FORMS = [
+    ("softmax", False), ("scaled", True), pytest.param("softmax", True, marks=MORE),
+    pytest.param("scaled", False, marks=MORE), pytest.param("pooled with a learned kernel", False, marks=MORE),
+    pytest.param("pooled with a learned kernel", True, marks=MORE),
+]  # fmt: skip
+
+
 @on_cpu
-@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize(("name", "is_causal"), FORMS)
 def test_a_bias_on_keys_has_a_gradient(name: str, is_causal: bool) -> None:
     if is_causal and BIASED[name].causal_refusal(4):
         pytest.skip("no causal form")
