@@ -186,6 +186,7 @@ def _is_gone(process: int) -> bool:
     return state == "Z"
 
 
+@pytest.mark.deep
 def test_interrupted_it_says_so_and_leaves_no_process(sets, tmp_path):
     wait = tmp_path / "wait"
     wait.write_text("")

@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is there: see test_native_gpu")
 @pytest.mark.parametrize(
     ("kind", "those"),
-    [("interpreter", "not deep"), ("hopper", "not deep"),
+    [("hopper", "not deep"), pytest.param("interpreter", "not deep", marks=pytest.mark.deep),
      pytest.param("interpreter", "deep", marks=pytest.mark.deep)],
 )  # fmt: skip
 def test_with_a_stand_in_for_the_driver(kind: str, those: str, folder: Path) -> None:

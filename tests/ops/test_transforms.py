@@ -47,9 +47,16 @@ def compiled_equals_eager(name: str, backend: str, causal: bool = False) -> None
 
 # seconds each: gates and decays are compiled with scaled heads
 COMPILED = [*(name for name in NAMED if name not in ("gate", "forget")), "linear-random", "linear-taylor", "sh-conv"]
+# their parts are compiled in others
+COMBINED = (
+    "bn", "linear-bn", "linear-sh", "sparse-bn", "sparse-sh", "alibi+sh", "gate+sh", "gaussian", "polynomial",
+    "linear-taylor", "sh-conv",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.deep) if name in COMBINED else name for name in COMPILED]
+)
 def test_compiles_into_one_graph(name: str) -> None:
     compiled_equals_eager(name, "aot_eager")
 
